@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from commitlake import errors
 from commitlake.protocol.version import __version__
 
-if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors
+if TYPE_CHECKING:  # the names of `_HOMES`, for type checkers and editors
     from commitlake.clients.consumer.asynchronous import AsyncConsumer as AsyncConsumer
     from commitlake.clients.consumer.batches import MessageBatch as MessageBatch
     from commitlake.clients.consumer.consume import Consumer as Consumer
@@ -60,7 +60,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, a spark-submit w
     )
     raise errors.SetupError(_old)
 
-# Loaded on first use: a producer needs no Spark, a worker of Spark needs no Kafka client.
+# Modules are loaded on first use: a producer needs no Spark, a Spark worker needs no Kafka client.
 _HOMES = {
     "AsyncConsumer": "commitlake.clients.consumer.asynchronous",
     "MessageBatch": "commitlake.clients.consumer.batches",
@@ -93,7 +93,7 @@ _HOMES = {
     **dict.fromkeys(errors.__all__, "commitlake.errors"),
 }
 
-# What brings the optional packages of a home, the first that fits.
+# Extras that install the optional packages of a home; the first prefix that matches counts.
 _EXTRAS = {
     "commitlake.clients.consumer.spark": "consumer,spark",
     "commitlake.clients.consumer": "consumer",
@@ -111,18 +111,18 @@ _OPTIONAL = set().union(*_BRINGS.values())
 def _has(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a module that is there in part
+    except (ImportError, ValueError):  # only part of the module is installed
         return False
 
 
 def _can_load() -> list[str]:
-    """The names whose packages are installed: `import *` and `help()` load all that they are told of."""
+    """The names whose packages are installed: `import *` and `help()` load every name that `__all__` lists."""
     lacks = {module for module in _OPTIONAL if not _has(module)}
     needs = {extra: modules & lacks for extra, modules in _BRINGS.items()}
     return [name for name in _HOMES if not any(needs[extra] for extra in _extras(name).split(",") if extra)]
 
 
-if not TYPE_CHECKING:  # with it, each misspelt name would be `Any` to a type checker
+if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would take each misspelt name for `Any`
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
@@ -138,7 +138,7 @@ if not TYPE_CHECKING:  # with it, each misspelt name would be `Any` to a type ch
 
 
 def _extras(name: str) -> str:
-    """What brings the packages of a name, joined by commas; empty where it needs none."""
+    """Extras that install the packages of a name, joined by commas; empty when the name needs none."""
     return next((extras for home, extras in _EXTRAS.items() if _HOMES[name].startswith(home)), "")
 
 

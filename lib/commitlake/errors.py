@@ -1,6 +1,6 @@
-"""The errors that CommitLake raises, as one tree; docs/reference/errors.md says what to do about each.
+"""The errors that CommitLake raises, as one tree; docs/reference/errors.md has the remedy for each.
 
-A message names what is wrong, the value, what is allowed, and what to do about it. It never holds a secret.
+A message names the mistake, the value, the allowed values, and the remedy. No message holds a secret.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = [
     "UncertainSend",
     "WarehouseError",
 ]
-"""Those that reach a user of the package; the package has all of them, too."""
+"""Errors that reach a user; the package `commitlake` exports all of them."""
 OUT_OF_MEMORY = "OutOfMemoryError"
-"""Java's name for it."""
+"""Java's name for the error."""
 
 
 class CommitLakeError(Exception):
@@ -49,7 +49,7 @@ class KafkaError(CommitLakeError):
 
 
 class IdentityError(KafkaError):
-    """Raised when this is not the Kafka cluster, topic or log that the warehouse was filled from."""
+    """Raised when the Kafka cluster, topic or log is not the one that the warehouse was filled from."""
 
 
 class EmbeddedBrokerError(KafkaError):
@@ -61,7 +61,7 @@ class WarehouseError(CommitLakeError):
 
 
 class NoTableError(WarehouseError):
-    """Raised when a table is not there, for example that of a topic of which nothing is visible yet."""
+    """Raised when a table is missing, for example the table of a topic that has no visible message yet."""
 
 
 class FencedError(CommitLakeError):
@@ -72,11 +72,11 @@ class StreamError(CommitLakeError):
     """Raised when a streaming query failed, for example because a table was not writable.
 
     Args:
-        query: name of the query; `start-up` of those before there is a stream.
+        query: name of the query; `start-up` for queries that run before the streams.
         reason: the cause, on one line.
 
     Attributes:
-        what: what failed, without what to do about it.
+        what: the failure, without the remedy.
     """
 
     def __init__(self, query: str, reason: str) -> None:
@@ -87,10 +87,10 @@ class StreamError(CommitLakeError):
 
 
 class DoubledError(CommitLakeError):
-    """Raised when a message would end a second time: a stop in place of a row that is shown twice.
+    """Raised when a message would end twice, or its row is missing: the coordinator stops instead of showing it twice.
 
     Args:
-        what: what stands twice.
+        what: the finding, for example which message ends twice.
     """
 
     def __init__(self, what: str) -> None:
@@ -105,10 +105,10 @@ class TransactionNotFoundError(CommitLakeError):
 
 
 class RecordError(CommitLakeError):
-    """Raised within CommitLake when a Kafka record breaks the protocol; a producer raises an `MQClientException` of it.
+    """Raised within CommitLake when a Kafka record breaks the protocol; a producer turns it into `MQClientException`.
 
     Attributes:
-        reason: the reason in the table `rejected`, for example `BAD_OP`; None when there is none.
+        reason: the reason in the table `rejected`, for example `BAD_OP`; None for an error without one.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -117,10 +117,10 @@ class RecordError(CommitLakeError):
 
 
 class GatewayRefusal(CommitLakeError):
-    """Raised within a gateway that refuses the call of a RocketMQ client, which gets a status.
+    """Raised within a gateway that refuses the call of a RocketMQ client; the client gets a status.
 
     Attributes:
-        code: its code, by RocketMQ's name, for example `UNSUPPORTED`.
+        code: RocketMQ's name for the status code, for example `UNSUPPORTED`.
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -129,11 +129,11 @@ class GatewayRefusal(CommitLakeError):
 
 
 class MQClientException(CommitLakeError):
-    """Raised by a producer whose call did nothing. A send raises one of its subclasses, which say what became of it.
+    """Raised by a producer whose call had no effect. A send raises a subclass, which says what happened to the record.
 
     Attributes:
-        reason: the rule that refused the message, as landing would name it, for example `ILLEGAL_TOPIC`; the same
-            message is refused again. None: no rule did, for example as Kafka is out of reach.
+        reason: landing's name for the rule that refused the message, for example `ILLEGAL_TOPIC`; the same message
+            would be refused again. None when no rule refused it, for example because Kafka is out of reach.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -142,23 +142,23 @@ class MQClientException(CommitLakeError):
 
 
 class FailedSend(MQClientException):
-    """Raised by a send of which nothing is in Kafka, nor will be: sending again can't make a second one."""
+    """Raised by a send that left nothing in Kafka and never will: a second send can't make a duplicate."""
 
 
 class RefusedSend(FailedSend):
-    """Raised by a send that would be refused again: of an illegal message, one too large, or without the right."""
+    """Raised by a send that would be refused again: the message is illegal or too large, or the right is missing."""
 
 
 class UncertainSend(MQClientException):
-    """Raised when a record may or may not be in Kafka; the same `Message` object may be sent again: it keeps its id."""
+    """Raised when a record may or may not be in Kafka. The same `Message` object may be sent again: it keeps its id."""
 
 
 class DatabaseError(CommitLakeError):
-    """A database whose table answers checks can't be reached, or refuses."""
+    """Raised when a database whose table answers checks can't be reached, or refuses the query."""
 
 
 class ConsumerError(CommitLakeError):
-    """Raised when a consumer is given something that it can't use, or can't go on."""
+    """Raised when a consumer gets an argument that it can't use, or can't continue."""
 
 
 def root_reason(error: Exception) -> str:
@@ -170,17 +170,17 @@ def root_reason(error: Exception) -> str:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
     if not lines:
         return type(error).__name__
-    # Of an error in a Python worker Spark's first line says only that there was one; Python's last line says which.
+    # For an error in a Python worker, Spark's first line only says that one occurred; Python's last line names it.
     return lines[-1].strip() if any(line.startswith("Traceback") for line in lines) else lines[0]
 
 
 def explained(query: str, cause: Exception, more: Callable[[str], str] = str) -> CommitLakeError:
-    """What a user is told of the failure of a query; an error of CommitLake's says it already.
+    """The public error for the failure of a query; an error of CommitLake's own is returned as it is.
 
     Args:
-        query: as of `StreamError`.
-        cause: what failed.
-        more: adds to the reason what is known besides.
+        query: as for `StreamError`.
+        cause: the failure.
+        more: adds details to the reason.
     """
     if isinstance(cause, CommitLakeError):
         return cause
@@ -191,12 +191,12 @@ def explained(query: str, cause: Exception, more: Callable[[str], str] = str) ->
 
 
 def installed_by(extras: str) -> str:
-    """The command that brings the packages of extras; the name on PyPI is not ours."""
+    """The command that installs the packages of extras. It names a clone, since the name on PyPI is not ours."""
     return f"pip install '/path/to/clone[{extras}]'"
 
 
 def out_of_memory(reason: str) -> str:
-    """What to do when Java has run out of memory."""
+    """The text for a user when Java has run out of memory."""
     return (
         f"Spark ran out of memory: {reason}; nothing is lost; raise spark.driver.memory (2g by default; on a cluster "
         "spark.executor.memory too) with COMMITLAKE_SPARK_ARGS='--conf spark.driver.memory=4g', and start again"

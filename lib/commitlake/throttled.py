@@ -1,4 +1,4 @@
-"""Warnings that come at once, and then at most once a minute: what goes on for hours must not fill a log."""
+"""Warnings that are logged at once, and then at most once a minute: an outage of hours must not fill the log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _EVERY_S = 60.0
 
 
 class Throttle:
-    """Something that is done at most once a minute. Safe to use in any thread."""
+    """Limits an action to once a minute. Safe to use in any thread."""
 
     def __init__(self) -> None:
         self._lock, self._next = threading.Lock(), -float("inf")
 
     def is_due(self) -> bool:
-        """Whether the last time was a minute ago; then this is the next one."""
+        """True if the last True was at least a minute ago; the caller then does the action."""
         with self._lock:
             now = time.monotonic()
             is_due = now >= self._next
@@ -28,14 +28,14 @@ class Throttle:
         return is_due
 
     def reset(self) -> None:
-        """It is due now."""
+        """Make the next `is_due` return True."""
         with self._lock:
             self._next = -float("inf")
 
 
 @dataclass(eq=False)
 class _Told:
-    """What is told of a trouble: when, and who has it now."""
+    """The state of one kind of trouble: when it was logged, and which warnings report it now."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     throttle: Throttle = field(default_factory=Throttle)
@@ -48,11 +48,11 @@ def _told_as(_: Hashable) -> _Told:
 
 
 class ThrottledWarning:
-    """Warnings about one kind of trouble, and that it is over.
+    """Warns about one kind of trouble, and says when it is over.
 
     Args:
-        log: where they go.
-        shared: those of a process that have the same are told as one, which is over when none has trouble.
+        log: receives the warnings.
+        shared: warnings of this process with the same value are logged as one, which ends when the last one ends.
     """
 
     def __init__(self, log: logging.Logger, shared: Hashable = None) -> None:
@@ -61,7 +61,7 @@ class ThrottledWarning:
         self._told = _Told() if shared is None else _told_as(shared)
 
     def say(self, text: str, *values: object) -> None:
-        """Warn, unless that was done within the last minute."""
+        """Warn, unless the last warning was less than a minute ago."""
         with self._told.lock:
             self._since = self._since or time.monotonic()
             self._told.troubled.add(self)
@@ -70,12 +70,12 @@ class ThrottledWarning:
             self._log.warning(text, *values)
 
     def lasts_s(self) -> float:
-        """For how many seconds there has been trouble."""
+        """Seconds since the trouble began; 0 when there is none."""
         since = self._since
         return time.monotonic() - since if since else 0.0
 
     def end(self) -> None:
-        """The trouble is over."""
+        """Note that the trouble is over, and log it if no other warning shares it."""
         with self._told.lock:
             since, self._since = self._since, None
             if since is None:

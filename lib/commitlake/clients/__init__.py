@@ -1,4 +1,4 @@
-"""What services and readers use: producers, consumers, a gateway, and commits of Delta tables as transactions.
+"""The clients of services and readers: producers, consumers, a gateway, and commits of Delta tables as transactions.
 
-Begin with `producer/` or `consumer/`. No Spark but where a session is handed over; names and errors are public.
+Begin with `producer/` or `consumer/`. Only functions that take a session need Spark. Names and errors are public.
 """

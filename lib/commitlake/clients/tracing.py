@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry around what clients do, and the trace that a message carries: `commitlake.trace`."""
+"""OpenTelemetry spans around the work of clients, and the trace that a message carries: `commitlake.trace`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRACEPARENT = "traceparent"
-"""The user property of W3C Trace Context; `tracestate` stands beside it."""
+"""The user property of W3C Trace Context; `tracestate` accompanies it."""
 _LONGEST = "0" * 55
 Attributes = Mapping[str, "str | int | None"]
 
 
 class Received(Protocol):
-    """What a consumer gets."""
+    """A message as a consumer gets it."""
 
     @property
     def topic(self) -> str:
-        """Its topic."""
+        """The destination topic."""
 
     @property
     def message_id(self) -> str:
-        """Its id."""
+        """`UNIQ_KEY` of the message."""
 
     @property
     def transaction_id(self) -> str | None:
-        """The id of its transaction, None without one."""
+        """Id of the message's transaction; None without one."""
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -45,32 +45,32 @@ class Received(Protocol):
 
     @property
     def attempt(self) -> int:
-        """Counted from 1."""
+        """Number of this delivery to the group, counted from 1."""
 
 
 R = TypeVar("R", bound=Received)
 
 
 class Traced:
-    """A span that may be told more, or none where nobody traces."""
+    """A span that takes more attributes, or none when tracing is off."""
 
     def __init__(self, span: Span | None = None) -> None:
         self._span = span
 
     def note(self, attributes: Attributes) -> None:
-        """Set those attributes that are not None."""
+        """Set the attributes that are not None."""
         if self._span is not None:
             with _logging_failures():
                 self._span.set_attributes(_present(attributes))
 
     def sends(self, record: MessageRecord) -> None:
-        """Set the ids that the record of a message has got."""
+        """Set the ids of a message, which exist once its record is made."""
         if self._span is not None:
             self.note(_ids(record.msg_id, getattr(record, "transaction_id", None)))
 
 
 class Tracing:
-    """Opens spans, and reads and writes the trace of a message. It is there only where OpenTelemetry is.
+    """Opens spans, and reads and writes the trace of a message. Needs OpenTelemetry.
 
     Args:
         provider: None for the global one.
@@ -86,7 +86,7 @@ class Tracing:
         self._current = context.get_current
 
     def carried(self) -> dict[str, str]:
-        """The properties that name the current span; none where there is no span."""
+        """The properties that name the current span; empty without a span."""
         found: dict[str, str] = {}
         with _logging_failures():
             self._format.inject(found)
@@ -101,14 +101,15 @@ class Tracing:
         attributes: Attributes,
         properties: Mapping[str, str] | None = None,
     ) -> Iterator[Traced]:
-        """A span, which is the current one meanwhile.
+        """Open a span, which is the current one within the `with` block.
 
         Args:
-            operation: what is done; it begins the name.
-            topic: what it is done with.
+            operation: the action, such as `send`; the span's name begins with it.
+            topic: the destination topic; the span's name ends with it.
             kind: producer, consumer or internal.
-            attributes: more than these two.
-            properties: of the message whose trace goes on here; None, or without a trace, where the current one does.
+            attributes: attributes besides operation and topic.
+            properties: user properties of the message whose trace the span continues. None, or properties without a
+                trace: the span continues the current trace.
         """
         own = {
             "messaging.system": "commitlake",
@@ -135,7 +136,7 @@ class Tracing:
 
 @contextmanager
 def _logging_failures(but: BaseException | None = None) -> Iterator[None]:
-    """Logs what a processor, a sampler or an exporter raises: it must not change a send or a decision."""
+    """Log errors of a processor, a sampler or an exporter: such an error must not change a send or a decision."""
     try:
         yield
     except Exception as error:
@@ -144,7 +145,7 @@ def _logging_failures(but: BaseException | None = None) -> Iterator[None]:
 
 
 class _Switch:
-    """Where the tracing of this process is, once it is on."""
+    """Holds the tracing of this process, once it is on."""
 
     on: Tracing | None = None
 
@@ -156,13 +157,13 @@ _NOTHING = nullcontext(Traced())
 def trace(tracer_provider: TracerProvider | None = None) -> None:
     """Trace all producers and consumers of this process with OpenTelemetry, from now on.
 
-    A send is a span, and its message carries the trace on in the user properties `traceparent` and `tracestate`, unless
-    the application has set `traceparent` itself. Local transactions, answers to checks and handlers of
-    `Consumer.run` are spans of that trace, also in other processes.
+    A send is a span. Its message carries the trace in the user properties `traceparent` and `tracestate`, unless the
+    application has set `traceparent` itself. Local transactions, answers to checks and handlers of `Consumer.run` are
+    spans of that trace, also in other processes.
 
     Args:
-        tracer_provider: of OpenTelemetry; by default the global one, which may also be set later. As long as there is
-            none, nothing is recorded, and messages carry the trace that is current.
+        tracer_provider: OpenTelemetry's; by default the global one, which may also be set later. Until one is set,
+            nothing is recorded, and messages carry the current trace.
 
     Raises:
         SetupError: OpenTelemetry is missing.
@@ -176,12 +177,12 @@ def trace(tracer_provider: TracerProvider | None = None) -> None:
 
 
 def carried() -> Mapping[str, str]:
-    """The properties with which a message carries the current trace; none where nobody traces."""
+    """The properties with which a message carries the current trace; empty when tracing is off."""
     return {} if (on := _SWITCH.on) is None else on.carried()
 
 
 def reserved() -> Mapping[str, str]:
-    """Properties at least as long as those that a send from here will add, whose span does not exist yet."""
+    """Properties at least as long as those that a send will add: the send's span does not exist yet."""
     return {} if (on := _SWITCH.on) is None else {TRACEPARENT: _LONGEST, **on.carried()}
 
 
@@ -189,8 +190,8 @@ def sending(topic: str, batch: int | None = None) -> AbstractContextManager[Trac
     """The span of a send, until Kafka has acknowledged it.
 
     Args:
-        topic: where the message goes.
-        batch: how many messages it has; None for a single one.
+        topic: the destination topic.
+        batch: number of messages in the batch; None for a single message.
     """
     if (on := _SWITCH.on) is None:
         return _NOTHING
@@ -207,7 +208,7 @@ def executing(half: HalfRecord) -> AbstractContextManager[Traced]:
 
 
 def checking(check: CheckRecord) -> AbstractContextManager[Traced]:
-    """The span of a listener that is asked about a transaction, in the trace of its first half message."""
+    """The span of a listener's answer to a check, in the trace of the transaction's first half message."""
     if (on := _SWITCH.on) is None:
         return _NOTHING
     attributes = {**_ids(check.msg_id, check.transaction_id), "commitlake.check_id": check.check_id}
@@ -215,7 +216,7 @@ def checking(check: CheckRecord) -> AbstractContextManager[Traced]:
 
 
 def handling(handler: Callable[[R], object], group: str) -> Callable[[R], object]:
-    """A handler whose calls are spans, each in the trace of its message; the handler itself where nobody traces."""
+    """A handler whose calls are spans, each in the trace of its message; the handler itself when tracing is off."""
     on = _SWITCH.on
     if on is None:
         return handler

@@ -1,4 +1,4 @@
-"""What people give a consumer, checked."""
+"""Checks of the arguments of a consumer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Start = str | int | datetime
 _LONGEST_MS = 36_500 * DAY_MS
 _NAMED = {"first": 0, "newest": None}
 _LEAST_MS = 10**11
-"""In 1973; a smaller number of now is one of seconds."""
+"""A time in 1973: a smaller number is most likely today's time in seconds."""
 
 
 def seconds(name: str, given: object) -> float:
-    """The length of a duration such as `5m`, 300 or a `timedelta`.
+    """The length in seconds of a duration such as `5m`, 300 or a `timedelta`.
 
     Raises:
-        ConsumerError: it is none.
+        ConsumerError: `given` is no duration above 0, or one of more than 100 years.
     """
     ms = duration_ms(given)
     if not ms or ms > _LONGEST_MS:
@@ -32,7 +32,7 @@ def whole(name: str, given: object) -> int:
     """A whole number from 1.
 
     Raises:
-        ConsumerError: it is none.
+        ConsumerError: `given` is anything else.
     """
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         msg = f"{name}: {given!r:.100} is not allowed; give a whole number from 1"
@@ -44,7 +44,7 @@ def start_ms(given: Start) -> int | None:
     """Where a group begins, ms since epoch, UTC: 0 for the first message, None for the newest.
 
     Raises:
-        ConsumerError: it is neither of these nor a time.
+        ConsumerError: `given` is neither `first`, `newest` nor a time.
     """
     if given in _NAMED:
         return _NAMED[str(given)]
@@ -60,26 +60,26 @@ def start_ms(given: Start) -> int | None:
 
 
 def checked_group(group: str) -> str:
-    """The name of a group.
+    """The name of a group, as a plain string.
 
     Raises:
-        ConsumerError: it is none.
+        ConsumerError: the name is no string, empty, or too long.
     """
-    # Its receipts are in a directory `consumer_group=<name>`, percent-encoded, and such a name has at most 255 bytes.
+    # Receipts are in a directory `consumer_group=<name>`, percent-encoded; a directory name has at most 255 bytes.
     if not isinstance(group, str) or not 1 <= len(quote(group, safe="", errors="replace")) <= 240:
         msg = f"group: {group!r:.100} is not allowed; give a name of 1 to 240 characters, of which é counts as 6"
         raise ConsumerError(msg)
-    return str.__str__(group)  # without what an Enum makes of it
+    return str.__str__(group)  # a member of a string Enum becomes its value
 
 
 def topics_of(given: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of one topic or of several.
+    """The names of one or several topics, as plain strings.
 
     Raises:
-        ConsumerError: there is none, or something else.
+        ConsumerError: no name is given, or something else than strings.
     """
     names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given or ()))
     if not names or not all(isinstance(name, str) and name for name in names):
         msg = f"topic: {given!r:.100} is not allowed; give the name of a topic, or a list of them"
         raise ConsumerError(msg)
-    return tuple(map(str.__str__, names))  # without what an Enum makes of it
+    return tuple(map(str.__str__, names))  # a member of a string Enum becomes its value

@@ -1,8 +1,8 @@
-"""Who of a group reads which queue: the rule, as a pure function of what is kept and what this instance knows.
+"""The assignment of a group's queues to its instances, as pure functions of the stored state and this instance's view.
 
-Kept for a group and a topic: `members`, and `queues`, each with its owner and cursor. Beside it each member has a beat,
-which changes while it lives. No clock is compared between machines: an instance is gone when its beat stands still by
-another one's.
+The state of a group and a topic has `members`, and `queues`, each with its owner and cursor. Besides, each member has a
+beat, which changes while it lives. No clocks of two machines are compared: a member is gone when its beat stands still
+by the clock of another member.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from commitlake.clients.consumer.cursor import Cursor
 State = dict[str, Any]
 """`{"members": {name: its lease, s}, "queues": {"<queue>": {"owner": name or None, "cursor": Cursor.to_json()}}}`
 
-After a rewind also `rounds`, those of the first attempts of each reading; and `table`, the id of the topic's table,
-since an instance joined: cursors are places in that one.
+After a rewind also `rounds`, the rounds of the first attempts of each reading. Once an instance has joined also
+`table`, the id of the topic's table: cursors are places in that table.
 """
 
 EMPTY: State = {"members": {}, "queues": {}}
@@ -32,18 +32,19 @@ def turn(
     cursors: Mapping[int, object],
     lease_s: float = 15,
 ) -> State:
-    """The state after this instance's turn; the same one when there is nothing to change.
+    """The state after this instance's turn; equal to `state` when nothing changes.
 
-    Where each queue has a member, others stand by: they join when one is gone, or a queue is new.
+    When there are as many members as queues, further instances stand by: they join when a member is gone, or a queue is
+    new.
 
     Args:
-        state: as it is kept.
-        me: this instance.
+        state: the stored state.
+        me: name of this instance.
         gone: other members whose beat stands still.
         queues: all queues of the topic.
-        held: queues of which this instance has messages that are not finished; it keeps them until they are.
-        cursors: of the queues that this instance reads, as JSON.
-        lease_s: silence after which others take its queues.
+        held: queues with unfinished messages of this instance, which keeps the queues until these are finished.
+        cursors: cursors of the queues that this instance reads, as JSON.
+        lease_s: seconds without a sign of life after which others take its queues.
     """
     members = {name: lease for name, lease in state["members"].items() if name not in gone}
     if me not in members and len(members) >= max(1, len(state["queues"].keys() | set(map(str, queues)))):
@@ -64,13 +65,13 @@ def turn(
 
 
 def due(state: State) -> dict[int, str]:
-    """Which member shall read each queue: they take turns, in the order of names and queues."""
+    """The member that is to read each queue: members take turns, in the order of names and queues."""
     names = sorted(state["members"])
     return {queue: names[place % len(names)] for place, queue in enumerate(sorted(map(int, state["queues"])))}
 
 
 def is_balanced(state: State, me: str) -> bool:
-    """Whether an instance owns what is due to it, and nothing else."""
+    """Whether an instance owns the queues that are due to it, and no others."""
     dues = due(state)
     return all((share["owner"] == me) == (dues[int(queue)] == me) for queue, share in state["queues"].items())
 
@@ -86,12 +87,12 @@ def leave(state: State, me: str, cursors: Mapping[int, object]) -> State:
 
 
 def rewound(state: State | None, cursors: Mapping[int, object], first_round: int, table: str) -> State:
-    """The state in which all queues are free and begin at these cursors, as JSON; live instances take them again.
+    """The state in which all queues are free and begin at these cursors; live instances take them again.
 
     Args:
-        state: as it is kept.
-        cursors: of all queues of the topic.
-        first_round: of first attempts from now on; their receipts must outrank those of the reading before.
+        state: the stored state.
+        cursors: cursors of all queues of the topic, as JSON.
+        first_round: round of first attempts from now on; their receipts must outrank those of the reading before.
         table: id of the topic's table, in which the cursors are places.
     """
     free = {str(queue): {"owner": None, "cursor": cursor} for queue, cursor in cursors.items()}
@@ -100,18 +101,18 @@ def rewound(state: State | None, cursors: Mapping[int, object], first_round: int
 
 
 def first_rounds(state: State | None) -> tuple[int, ...]:
-    """The rounds of first attempts: that of each reading, the last one now."""
+    """The round of first attempts of each reading; the last one is the current reading's."""
     return tuple((state or EMPTY).get("rounds", (0,)))
 
 
 def cursors(state: State) -> dict[int, Cursor]:
-    """How far a group came in each queue that it has read."""
+    """The group's cursor in each queue that it has read."""
     kept = {int(queue): share["cursor"] for queue, share in state["queues"].items()}
     return {queue: Cursor.of_json(cursor) for queue, cursor in kept.items() if cursor}
 
 
 def owned(state: State, me: str) -> dict[int, Any]:
-    """Queues of an instance, with their cursors; None for one that nobody has read."""
+    """Queues of an instance, with their cursors as JSON; None for a queue that nobody has read."""
     return {int(queue): share["cursor"] for queue, share in state["queues"].items() if share["owner"] == me}
 
 
@@ -119,7 +120,7 @@ class Watch:
     """Tells by their beats which members live.
 
     Args:
-        silence_s: after so many seconds, or after its own lease where that is longer.
+        silence_s: a member is gone when its beat stands still for so many seconds, or for its own lease if longer.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -130,9 +131,12 @@ class Watch:
     def gone(
         self, members: Mapping[str, object], now_s: float, leases: Mapping[str, float] = MappingProxyType({})
     ) -> set[str]:
-        """Members, given with their beats and leases, that are gone at `now_s`, a monotonic clock of this process.
+        """The members that are gone.
 
-        A beat may be absent, None: of a member that joined right now, or that others had taken for gone.
+        Args:
+            members: beats by member. None for a member without a beat: it has just joined, or others took it for gone.
+            now_s: the time, by a monotonic clock of this process.
+            leases: leases by member, s.
         """
         for name, beat in members.items():
             if name not in self._seen:

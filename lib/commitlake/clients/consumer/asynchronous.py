@@ -23,14 +23,14 @@ T = TypeVar("T")
 class AsyncConsumer:
     """A `Consumer` that never blocks the event loop: `async with AsyncConsumer(commitlake.consume(...)) as messages`.
 
-    `done` and `retry` of its messages are called without `await`; they wait for nothing. Whoever cancels an `async for`
-    loses no message: the next one has it.
+    `done` and `retry` of its messages are called without `await`, since they wait for nothing. Cancelling an
+    `async for` loses no message: the next loop gets it.
 
     Args:
-        consumer: what it reads with, and nobody else.
+        consumer: reads the messages; nobody else may use it.
 
     Raises:
-        ConsumerError: it is none.
+        ConsumerError: `consumer` is not what `commitlake.consume` returns.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -38,7 +38,7 @@ class AsyncConsumer:
         if not isinstance(given, Consumer):
             msg = f"consumer: {given!r:.100} is not allowed; give what commitlake.consume returns"
             raise ConsumerError(msg)
-        self._consumer, self._turn = consumer, asyncio.Lock()  # of tasks that share it
+        self._consumer, self._turn = consumer, asyncio.Lock()  # for tasks that share the consumer
         self._asked: asyncio.Future[ReceivedMessage | None] | None = None
 
     def stop(self) -> None:
@@ -46,10 +46,10 @@ class AsyncConsumer:
         self._consumer.stop()
 
     async def close(self) -> None:
-        """Write what is finished and leave the group.
+        """Write the receipts and leave the group.
 
         Raises:
-            ConsumerError: what is finished could not be written; it comes again.
+            ConsumerError: receipts could not be written; their messages are redelivered.
         """
         self.stop()
         await _in_thread(self._consumer.close)
@@ -65,7 +65,7 @@ class AsyncConsumer:
         await _in_thread(self._consumer.__exit__, kind, error, trace)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """A loop over what comes next, as `Consumer.__iter__`."""
+        """Loop over the next messages, as `Consumer.__iter__`."""
         with stopped_by_signals(self._consumer.told):
             while (message := await self._next()) is not None:
                 yield message
@@ -79,16 +79,16 @@ class AsyncConsumer:
         ordered: bool = False,
         pauses: Sequence[Duration] = PAUSES,
     ) -> None:
-        """Call a handler for each message, on this event loop where it is a coroutine function, else in threads.
+        """Call a handler for each message: a coroutine function on this event loop, any other in threads.
 
-        Whoever cancels it waits for the calls under way.
+        Cancelling this call waits for the running handlers.
 
         Args:
             handler: called with a message.
-            threads: how many calls there are at a time.
+            threads: how many calls run at a time.
             most: attempts altogether.
-            ordered: as `Consumer.run` has it.
-            pauses: before the second attempt, the third and so on; the last one holds for all further ones.
+            ordered: as in `Consumer.run`.
+            pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
 
         Raises:
             ConsumerError: an argument can't be used, or the group's tables can't be written.
@@ -105,7 +105,7 @@ class AsyncConsumer:
                 raise
 
     async def _next(self) -> ReceivedMessage | None:
-        """The next message, None at the end; one that a cancelled call has asked for is still there."""
+        """The next message, None at the end; also the one that a cancelled call has asked for."""
         async with self._turn:
             if self._asked is None:
                 self._asked = _in_thread(next, self._consumer, None)
@@ -115,13 +115,13 @@ class AsyncConsumer:
 
 
 def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """What a call returns; its thread keeps no process alive, as one of `asyncio.to_thread` does."""
+    """Call in a daemon thread; a thread of `asyncio.to_thread` would keep the process alive."""
     future: Future[T] = Future()
 
     def run() -> None:
         try:
             future.set_result(call(*args))
-        except BaseException as error:  # whatever it is, who awaits it gets it
+        except BaseException as error:  # the awaiting task gets it, whatever it is
             future.set_exception(error)
 
     threading.Thread(target=run, name="commitlake-async-consumer", daemon=True).start()

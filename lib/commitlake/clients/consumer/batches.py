@@ -1,4 +1,4 @@
-"""Messages as Arrow tables, for those who work on many at once."""
+"""Messages as Arrow tables, for work on many at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commitlake.protocol.durations import Duration
 
 
 class MessageBatch:
-    """Messages that were handed over together: call `done` or `retry` when the work on all of them is done.
+    """Messages that were handed over together: call `done` or `retry` when the work on all of them has ended.
 
     Attributes:
         topic: the topic.
@@ -27,20 +27,19 @@ class MessageBatch:
         self.topic, self.table = outcomes.topic, table
 
     def __len__(self) -> int:
-        """How many messages."""
         return int(self.table.num_rows)
 
     @property
     def attempt(self) -> int:
-        """1 when the group gets them for the first time."""
+        """Number of this delivery to the group: 1 for the first."""
         return self._handed[0].attempt
 
     def done(self, remark: str | None = None) -> None:
-        """The group has done what it does with these messages."""
+        """Note that the group has finished its work on these messages; `remark` is for the receipts."""
         self._outcomes.finish(self._handed, "DONE", remark=remark)
 
     def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
-        """Hand them over again later; see `ReceivedMessage.retry`.
+        """Have them redelivered later; see `ReceivedMessage.retry`.
 
         Raises:
             ConsumerError: `after` is no duration, or `most` no whole number from 1.
@@ -48,7 +47,7 @@ class MessageBatch:
         self._outcomes.retry(self._handed, after, most, remark)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse pickle and copies: what finishes it is here.
+        """Refuse pickle and copies: only this process can finish the messages.
 
         Raises:
             ConsumerError: always.
@@ -56,5 +55,5 @@ class MessageBatch:
         raise ConsumerError(UNPICKLED)
 
     def __repr__(self) -> str:
-        """Show how many they are and no content."""
+        """Show the number of messages, and no content."""
         return f"<MessageBatch {self.topic} messages={len(self)} attempt={self.attempt}>"

@@ -1,7 +1,7 @@
-"""Signs of life of a group's instances: a small file for each, which it writes again and again.
+"""Signs of life of a group's instances: each rewrites a small file of its own.
 
-They are no rows of a table: instances that have nothing to do would make a commit each, and race for the next version
-of the log. 50 of them, each with a commit each 3 s, let a turn take 12 s.
+Rows of a table would not do: idle instances would each commit, and race for the next version of the log. With 50
+instances, each with a commit each 3 s, a turn took 12 s.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from commitlake.config.object_store import storage_options
 from commitlake.reading.table import Options
 
 _FOLDER = "_beats"
-"""Below a table; what removes its unused files skips names that begin so."""
+"""The folder below a table; a vacuum skips names that begin with `_`."""
 Beat = tuple[int, int]
-"""When the file was written, in ns by the clock of the store, and its size: compared with an earlier one only."""
+"""The time when the file was written, in ns by the store's clock, and its size; compared only with earlier ones."""
 
 
 class Beats:
     """The signs of life in one group.
 
     Args:
-        place: of the group's table.
+        place: place of the group's table.
         options: deltalake's `storage_options`.
     """
 
@@ -42,18 +42,18 @@ class Beats:
             OSError: the file can't be written.
         """
         self._count += 1
-        content = b"." * (self._count % 8 + 1)  # object stores tell times in whole seconds
+        content = b"." * (self._count % 8 + 1)  # a new size each time: object stores give times in whole seconds
         if self._local is not None:
-            self._local.mkdir(exist_ok=True)  # not its parents: a store that is away shall not come to be here
+            self._local.mkdir(exist_ok=True)  # not its parents, which would hide that a store is not mounted
             Path(self._local, name).write_bytes(content)
         elif self._remote is not None:
-            # pyarrow's wrapper hands over a Buffer, which this deltalake refuses.
+            # pyarrow's wrapper would pass a Buffer, which this deltalake refuses.
             stream: Any = self._remote._handler.open_output_stream(f"{_FOLDER}/{name}", None)
             stream.write(content)
             stream.close()
 
     def seen(self) -> dict[str, Beat]:
-        """The beat of each instance.
+        """The beats, by instance.
 
         Raises:
             OSError: the store can't be read.
@@ -66,7 +66,7 @@ class Beats:
         return {info.base_name: (info.mtime_ns, info.size) for info in found}
 
     def end(self, name: str) -> None:
-        """Remove what shows that an instance lives."""
+        """Remove the file of an instance."""
         if self._local is not None:
             Path(self._local, name).unlink(missing_ok=True)
         elif self._remote is not None and name in self.seen():

@@ -1,6 +1,7 @@
-"""One thread of a process writes the receipts of all its groups, in one commit; a few more take their turns.
+"""One thread of a process writes the receipts of all its groups in one commit; a few helpers take the groups' turns.
 
-With a thread for each, hundreds wake up each second, race for the next version of one log, and wait for each other.
+With a thread for each group, hundreds would wake up each second, race for the next version of one log, and wait for
+each other.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
     from commitlake.clients.consumer.group_member import GroupMember
 
 _WRITE_S, _EACH_S, _LONGEST_S = 1.0, 0.005, 2.0
-"""The time between two commits: at least, for each group, and at most."""
+"""Time between two commits of receipts: the least, the addition for each group, and the longest."""
 _WRITE_SHARE = 0.2
-"""Of the time, at most, that goes into commits."""
+"""The largest share of time for these commits."""
 _TURN_S = 0.02
-"""Between two commits of how far a group came, for each group: one takes some 6 ms of a core."""
+"""Time between two commits of a group's cursors, for each group of the process: a commit takes some 6 ms of a core."""
 _HELPERS = 16
 _NAMES = "commitlake-consumer-receipts", "commitlake-turns"
 
 
 class Clerk:
-    """Works for all members of a process that write to one table of receipts, as long as there are any.
+    """Serves all members of a process that write to one table of receipts, as long as there are any.
 
     Args:
-        appender: of that table.
+        appender: appends to that table.
     """
 
     def __init__(self, appender: tables.Appender) -> None:
@@ -51,31 +52,31 @@ class Clerk:
         atexit.register(self._close_all, os.getpid())
 
     def add(self, member: GroupMember) -> None:
-        """Work for one more."""
+        """Serve a member, too; starts the thread if it does not run."""
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=_NAMES[0], daemon=True)
-                thread.start()  # where that fails the next one begins it; it waits for this lock
+                thread.start()  # if this fails, the next `add` starts it; the thread waits for this lock
                 self._thread = thread
             self._members.add(member)
 
     def remove(self, member: GroupMember) -> None:
-        """Work for one less."""
+        """Serve a member no more."""
         with self._lock:
             self._members.discard(member)
         self.hurry()
 
     def hurry(self) -> None:
-        """Look at once."""
+        """End the pause before the next commit."""
         self._news.set()
 
     def is_alive(self) -> bool:
-        """Whether it works; a fork takes its thread not along."""
+        """Whether the thread runs; after a fork it does not."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
     def is_here(self) -> bool:
-        """Whether this thread is a clerk's or a helper's, which must not wait for one."""
+        """Whether the current thread is a clerk's or a helper's, which must not wait for a clerk."""
         return threading.current_thread().name.startswith(_NAMES)
 
     def _run(self) -> None:
@@ -85,7 +86,7 @@ class Clerk:
                 self._news.clear()
                 self._write()
                 self._give_turns()
-        except BaseException as error:  # whatever it is, the iterators and `close` tell it
+        except BaseException as error:  # the iterators and `close` raise it, whatever it is
             with self._lock:
                 self._thread = None
             for member in list(self._members):
@@ -115,17 +116,17 @@ class Clerk:
         failure = None
         try:
             self._appender.append(table_of(rows for _, _, rows in found))
-        except BaseException as error:  # whatever it is, the iterators and `close` tell it
+        except BaseException as error:  # the iterators and `close` raise it, whatever it is
             failure = error
         if len(found) > 1 and not isinstance(failure, DeltaError | OSError | None):
-            for each in found:  # it is not the store's, so it may be of one group alone
+            for each in found:  # the store did not fail, so the error may concern one group alone
                 self._append([each])
         else:
             for member, taken, _ in found:
                 member.written(taken, failure)
 
     def _give_turns(self) -> None:
-        """Let members take their turns, while the next receipts are written."""
+        """Let helpers take the turns that are due, while the next receipts are written."""
         members = list(self._members)
         for member in members:
             if member not in self._at_work and member.has_turn(len(members) * _TURN_S):
@@ -150,5 +151,5 @@ class Clerk:
 
 @cache
 def clerk(appender: tables.Appender) -> Clerk:
-    """The one of this process for a table of receipts."""
+    """This process's clerk for a table of receipts."""
     return Clerk(appender)

@@ -1,4 +1,4 @@
-"""Committed messages, one after the other, without Spark: `commitlake.consume`."""
+"""Reads committed messages one by one, without Spark: `commitlake.consume`."""
 
 from __future__ import annotations
 
@@ -50,25 +50,26 @@ def consume(
 ) -> Consumer:
     """Read the committed messages of a topic, or of several, for a group of consumers.
 
-    At least once: a message comes again when its instance ends before `done` was called and written, which takes up to
-    a second, or a few where a process has hundreds of groups. Instances of a group share the topic by queue.
+    At least once: a message is redelivered when its instance ends before `done` was called and its receipt written.
+    Writing takes up to a second, or a few seconds in a process with hundreds of groups. Instances of a group share the
+    topic by queue.
 
     Args:
-        conf: the coordinator's configuration, the path of one, or its keys and values; of them
-            `warehouse`, `receipts` and `receipts.retention` count.
+        conf: the coordinator's configuration, its path, or its keys and values; `warehouse`, `receipts` and
+            `receipts.retention` count.
         topic: the topic, or a list of topics; `message.topic` tells them apart.
         group: the group; each group gets all messages.
         tags: a tag, tags joined by `||`, or a list of tags; None or `*` for all.
         where: an SQL condition on properties, for example `region = 'eu' AND amount > 10`.
         start: where a group begins that has never read the topic: `first`, `newest`, or a time (ms since epoch, UTC, or
             an aware datetime).
-        follow: wait for new messages; else end behind the last one that is there.
+        follow: wait for new messages; False ends the iteration after the last message that is visible now.
         poll: how often to look for new messages.
-        lease: an instance that gives no sign for so long loses its queues.
-        storage_options: of deltalake, for object stores.
+        lease: an instance without a sign of life for so long loses its queues.
+        storage_options: deltalake's options for object stores.
 
     Returns:
-        What iterates over the messages, until SIGTERM, SIGINT or `stop()`.
+        The consumer, which iterates over the messages until SIGTERM, SIGINT or `stop()`.
 
     Raises:
         ConfigError: a configuration key is unknown or its value is not allowed.
@@ -90,14 +91,15 @@ def consume(
 
 
 class Consumer:
-    """One instance of a group, and the iterator over its messages: a loop goes on where the one before it was left.
+    """One instance of a group, and the iterator over its messages. A new loop continues where the last one was left.
 
-    The instance begins with the first message that is asked for. It ends with `close()` or the `with` block; without
-    one, when its messages are at their end, or when nobody holds it or a message of it any more. SIGTERM and SIGINT are
-    heard during a loop, a `run`, and a call of `next`. See `consume`.
+    The instance joins the group when the first message is asked for. It leaves with `close()` or at the end of the
+    `with` block. Without a `with` block it also leaves at the end of its messages, and when nothing refers to the
+    consumer or its messages any more. SIGTERM and SIGINT stop it during a loop, a `run`, and a call of `next`. See
+    `consume`.
 
     Attributes:
-        told: tells it to stop.
+        told: the flag that stops it.
     """
 
     def __init__(self, plans: Mapping[str, ReadOptions], poll_s: float) -> None:
@@ -116,10 +118,10 @@ class Consumer:
         self.told.set()
 
     def close(self) -> None:
-        """Write what is finished and leave the group; the end of the iteration does it too.
+        """Write the receipts and leave the group; the end of the iteration does this too.
 
         Raises:
-            ConsumerError: what is finished could not be written; it comes again.
+            ConsumerError: receipts could not be written; their messages are redelivered.
         """
         self.told.set()
         self._is_closed = True
@@ -145,10 +147,10 @@ class Consumer:
         except ConsumerError as failure:
             if error is None:
                 raise
-            log.error("%s", failure)  # the caller has to know the block's own error
+            log.error("%s", failure)  # the block's own error must reach the caller
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """A loop over what comes next.
+        """Loop over the next messages.
 
         Raises:
             ConsumerError: the consumer was closed.
@@ -157,19 +159,19 @@ class Consumer:
         return self._loop()
 
     def __next__(self) -> ReceivedMessage:
-        """The next message, once there is one.
+        """Wait for the next message and return it.
 
         Raises:
-            ConsumerError: the group's tables can't be written, or the consumer was closed or comes from a fork.
+            ConsumerError: the group's tables can't be written, or the consumer was closed, or began before a fork.
             WarehouseError: the topic can't be read.
-            StopIteration: told to stop; or without `follow`, there is no message any more.
+            StopIteration: the consumer was stopped; or without `follow`, no message is left.
         """
         self._check_open()
         with stopped_by_signals(self.told):
             return self._take()
 
     def _loop(self) -> Iterator[ReceivedMessage]:
-        """It holds the signals as long as somebody holds it: a loop that is left gives them back."""
+        """Handles the signals until the generator ends: a loop that is left restores the former handlers."""
         with stopped_by_signals(self.told), suppress(StopIteration):
             while not self._is_closed:
                 yield self._take()
@@ -185,7 +187,7 @@ class Consumer:
                 self._messages = None
                 self._end()
                 raise
-            except BaseException:  # what was read may not have been handed over, so nothing more is
+            except BaseException:  # a message that was read may be lost to the caller, so hand over no more
                 self.told.set()
                 self._messages = None
                 self._end_quietly()
@@ -197,7 +199,7 @@ class Consumer:
             raise ConsumerError(msg)
 
     def _is_forked(self) -> bool:
-        """Whether it has begun in another process: a fork takes along neither its threads nor deltalake's."""
+        """Whether it began in another process: a fork has neither its threads nor deltalake's."""
         return self._pid not in (0, os.getpid())
 
     def _check_process(self) -> None:
@@ -205,9 +207,9 @@ class Consumer:
             raise ConsumerError(FORKED)
 
     def batches(self) -> Iterator[MessageBatch]:
-        """Hand messages over as Arrow tables, in place of one by one: some three times as many a second.
+        """Hand messages over as Arrow tables instead of one by one, some three times as many a second.
 
-        A table has the messages of one window, up to some MiB; messages that are due again come as tables of their own.
+        A table has the messages of one window, up to some MiB. Messages that are due for a retry come in own tables.
 
         Raises:
             ConsumerError: the group's tables can't be written, or a loop over single messages was left unfinished.
@@ -236,19 +238,21 @@ class Consumer:
     ) -> None:
         """Call a handler for each message, until SIGTERM, SIGINT or `stop()`; without `follow`, until the last message.
 
-        A handler that returns has done its message, unless it called `done` or `retry` itself. One that raises an
-        exception gets the message again after a pause, which grows, and after `most` attempts it is a dead letter.
-        At the end it waits for the calls under way. A second signal ends it without them; their messages come again.
+        A message is done when the handler returns, unless the handler called `done` or `retry` itself. When the handler
+        raises an exception, it gets the message again after a pause, which grows. After `most` attempts the message is
+        a dead letter. The end of the run waits for running calls. A second signal ends it without them; their messages
+        are redelivered.
 
         Args:
-            handler: called with a message; what a coroutine function does is awaited, on an event loop of the run, and
-                so is a `concurrent.futures.Future`.
-            threads: how many calls there are at a time.
+            handler: called with a message. Its coroutine is awaited on an event loop of the run, and its
+                `concurrent.futures.Future` is waited for.
+            threads: how many calls run at a time.
             most: attempts altogether.
-            ordered: messages of one sharding key, else of one text in `keys`, are handled one after the other in their
-                order, across instances only those of one sharding key; those behind one that failed wait until it is
-                done or a dead letter. Its attempts are counted in memory, so they begin anew in another instance.
-            pauses: before the second attempt, the third and so on; the last one holds for all further ones.
+            ordered: messages of one sharding key are handled one by one, in order, also across instances. Messages
+                without a sharding key but with the same text in `keys` are, within an instance. Messages behind a
+                failed one wait until it is done or a dead letter. Attempts are then counted in memory, so they restart
+                in another instance.
+            pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
 
         Raises:
             ConsumerError: an argument can't be used, or the group's tables can't be written.
@@ -265,14 +269,14 @@ class Consumer:
         pauses: Sequence[Duration],
         ordered: bool,
     ) -> None:
-        """The same; coroutines are awaited on `loop`, None for one of its own."""
+        """`run` with coroutines awaited on `loop`; None for an event loop of its own."""
         with awaiting(handler, loop) as call:
             runner = Runner(tracing.handling(call, self.group), threads, most, pauses, ordered, self.told)
             with self, stopped_by_signals(self.told):  # until the last handler has returned
                 runner.run(self)
 
     def raise_if_failed(self) -> None:
-        """For whoever waits between two messages.
+        """Called by code that waits between two messages.
 
         Raises:
             ConsumerError: the group's tables can't be written any more.
@@ -290,7 +294,7 @@ class Consumer:
         return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=follow)
 
     def _end(self) -> None:
-        """The iteration is over. Inside a `with` block messages may be finished until the end of the block."""
+        """Leave after the iteration; but inside a `with` block messages may be finished until the end of the block."""
         if not self._is_entered:
             self._leave(at_once=False)
 
@@ -298,7 +302,7 @@ class Consumer:
         try:
             self._end()
         except ConsumerError as failure:
-            log.error("%s", failure)  # the caller has to know the error that ended the iteration
+            log.error("%s", failure)  # the error that ended the iteration must reach the caller
 
     def _leave(self, *, at_once: bool) -> None:
         left, self._subscriptions = self._subscriptions, ()
@@ -320,7 +324,7 @@ def _handed_over(
     *,
     follow: bool,
 ) -> Iterator[T]:
-    """What the topics have, in turn, until told to stop or, without `follow`, until none has anything."""
+    """The messages of the topics, in turn, until `stop` is set or, without `follow`, all topics are at their end."""
     while not stop.is_set():
         is_idle = True
         for found in _rounds(subscriptions, kind):
@@ -333,7 +337,7 @@ def _handed_over(
 
 
 def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscription, ...]) -> Iterator[T]:
-    """A consumer holds its messages, and they do not know it: where nobody holds it any more, it leaves its group."""
+    """Leave the group, once nothing is open, when the generator is collected: only the consumer refers to it."""
     try:
         yield from messages
     except GeneratorExit:
@@ -343,7 +347,7 @@ def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscript
 
 
 def _rounds(subscriptions: tuple[Subscription, ...], kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
-    """What each topic has now."""
+    """The messages that each topic has now; topics whose table is missing are looked for again."""
     for each in subscriptions:
         if each.join():
             yield from kind(each)

@@ -1,8 +1,8 @@
-"""How far a group has come in one queue of a topic, and the order in which messages are handed over.
+"""The cursor of a group in one queue of a topic, and the order in which messages are handed over.
 
-The contract's order (chapter 3): transactional and delayed rows by batch, normal and batch rows by source. A place of
-the first kind is (batch_id, source_queue, source_offset, source), one of the second (source_offset, source_index) of a
-`source_queue`.
+The order is the contract's (chapter 3): transactional and delayed rows by batch, normal and batch rows by source. The
+place of a row with a batch is (batch_id, source_queue, source_offset, source). The place of a row without one is
+(source_offset, source_index) within its `source_queue`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 BatchPlace = tuple[int, int, int, int]
 NOTHING: BatchPlace = (-1, -1, -1, -1)
 _NO_NORMAL = (-1, -1)
-_FEW = 16  # of so few messages sorting takes longer than looking at each
+_FEW = 16  # for fewer messages a loop takes less time than sorting
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Keys:
         """Indexes of the rows in the order in which they are handed over."""
         columns = (self.batch < 0, self.batch, self.queue, self.offset, self.source, self.index)
         if _ascends(columns):
-            return np.arange(len(self.batch))  # as in most files: sorting 2.4 million rows takes 2 s
+            return np.arange(len(self.batch))  # most files are sorted, and sorting 2.4 million rows takes 2 s
         return np.lexsort(columns[::-1])
 
     def where(self, kept: npt.NDArray[Any]) -> Keys:
@@ -51,7 +51,7 @@ class Keys:
 
     @classmethod
     def joined(cls, several: Sequence[Self]) -> Self:
-        """One after the other; there is at least one."""
+        """The keys of several, at least one, one after the other."""
         if len(several) == 1:
             return several[0]
         return cls(*map(np.concatenate, zip(*(keys._columns() for keys in several), strict=True)))
@@ -62,35 +62,35 @@ class Keys:
 
 @dataclass
 class Cursor:
-    """All messages up to here are finished.
+    """A place in a queue of a topic: all messages up to it are passed.
 
     Attributes:
-        batch: place of the last row that has a batch.
-        normal: place of the last row without one, by source_queue.
+        batch: place of the last row with a batch.
+        normal: place of the last row without a batch, by source_queue.
     """
 
     batch: BatchPlace = NOTHING
     normal: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def advance(self, batch: int, source: int, queue: int, offset: int, index: int) -> None:
-        """Go on behind a message, unless the cursor is there already."""
+        """Move behind a message, unless the cursor is there already."""
         if batch >= 0:
             self.batch = max(self.batch, (batch, queue, offset, source))
         else:
             self.normal[queue] = max(self.normal.get(queue, _NO_NORMAL), (offset, index))
 
     def join(self, other: Cursor) -> None:
-        """Go on to another cursor where that one is ahead."""
+        """Move to another cursor's places, where those are ahead."""
         self.batch = max(self.batch, other.batch)
         for queue, place in other.normal.items():
             self.normal[queue] = max(self.normal.get(queue, _NO_NORMAL), place)
 
     def copy(self) -> Cursor:
-        """A cursor at the same place that moves by itself."""
+        """An independent cursor at the same place."""
         return Cursor(self.batch, dict(self.normal))
 
     def advance_to_end(self, keys: Keys) -> None:
-        """Go on behind all these messages, in any order."""
+        """Move behind all these messages, which may be in any order."""
         if len(keys.batch) < _FEW:
             for fields in zip(*(column.tolist() for column in keys._columns()), strict=True):
                 self.advance(*fields)
@@ -104,7 +104,7 @@ class Cursor:
                 self.advance(*(column[0].item() for column in fields))
 
     def is_before(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of the messages come after the cursor."""
+        """For each message, whether it comes after the cursor."""
         batch, *rest = self.batch
         in_batch = _is_less(rest, (keys.queue, keys.offset, keys.source))
         later: npt.NDArray[np.bool_] = (keys.batch > batch) | ((keys.batch == batch) & in_batch)
@@ -115,7 +115,7 @@ class Cursor:
         return later
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept; `of_json` reads it."""
+        """The form in which the group's table stores it; `of_json` reads it."""
         return {"batch": self.batch, "normal": {str(queue): place for queue, place in self.normal.items()}}
 
     @classmethod
@@ -128,7 +128,7 @@ class Cursor:
 
 
 def _ascends(columns: Sequence[npt.NDArray[Any]]) -> bool:
-    """Whether the rows ascend, the first column first."""
+    """Whether the rows are sorted, by the first column, then the second, and so on."""
     equal = np.ones(max(0, len(columns[0]) - 1), bool)
     for column in columns:
         before, after = column[:-1], column[1:]
@@ -139,7 +139,7 @@ def _ascends(columns: Sequence[npt.NDArray[Any]]) -> bool:
 
 
 def _is_less(place: Sequence[Any], columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
-    """Whether `place` comes before each row, the first column first."""
+    """For each row, whether it comes after `place`, by the first column, then the second, and so on."""
     first, *others = columns
     less: npt.NDArray[np.bool_] = first > place[0]
     return less | ((first == place[0]) & _is_less(place[1:], others)) if others else less

@@ -1,8 +1,9 @@
-"""Which messages a group wants, as RocketMQ has it: a tag expression, and an SQL condition on properties.
+"""Filters of a group's messages, as in RocketMQ: a tag expression, and an SQL condition on properties.
 
-Names in a condition are those of properties; `TAGS` and `KEYS` are columns, `"tags"` in double quotes is none. All of
-them are texts: beside a number one counts as that, beside TRUE or FALSE or alone likewise, and where it is none, or not
-there, the message is not wanted.
+Names in a condition are names of properties. `TAGS` and `KEYS` mean the columns; `"tags"`, in double quotes, means a
+property. All values are texts. A value that is compared with a number counts as a number; one that is compared with
+TRUE or FALSE, or stands alone, counts as a boolean. A message whose value is missing, or can't be converted, is not
+wanted.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _NODES = (
 )
 _TEXTS = pa.map_(pa.string(), pa.string())
 _TRIED = (None, "x", "1", "true")
-"""Values with which a condition is tried first: what can't be used ends a consumer before it has a message."""
+"""Values with which a condition is tried first: a condition that fails ends a consumer before it has a message."""
 _ALLOWED = "comparisons, BETWEEN, IN, LIKE and IS NULL of properties, joined by AND, OR and NOT"
 _WORDS = {"AND", "OR", "NOT", "IN", "LIKE", "IS", "NULL", "BETWEEN", "TRUE", "FALSE", "ESCAPE"}
 _EXACT, _EXACT_TO = 1 << 53, 10**29
-"""Whole numbers from here on are not all doubles; up to there they are decimals of 38 digits."""
+"""Between these bounds whole numbers are compared as decimals of 38 digits: not all of them are exact doubles."""
 
 
 class Filter:
@@ -45,7 +46,7 @@ class Filter:
         where: An SQL condition; None for all.
 
     Raises:
-        ConsumerError: The tags are none, or the condition can't be read.
+        ConsumerError: The tags are not tags, or the condition can't be used.
     """
 
     def __init__(self, tags: Tags | None, where: str | None) -> None:
@@ -56,7 +57,7 @@ class Filter:
             self._fits(_tried(where))
 
     def condition(self) -> str:
-        """The same in DuckDB's SQL, over the columns tags, keys and properties."""
+        """The filter in DuckDB's SQL, over the columns tags, keys and properties."""
         texts = [exp.Literal.string(tag).sql(dialect="duckdb") for tag in self._tags or ()]
         tags = "true" if self._tags is None else f"tags IN ({', '.join(texts)})"
         return f"{tags} AND coalesce(({self._where or 'true'}), false)"
@@ -89,7 +90,7 @@ def condition_sql(where: str) -> str:
     """The condition in DuckDB's SQL, over the columns tags, keys and properties.
 
     Raises:
-        ConsumerError: It is no condition.
+        ConsumerError: The text is no condition.
     """
     try:
         return _condition_sql(where)
@@ -127,7 +128,7 @@ def _check_name(where: str, column: exp.Column) -> None:
 
 
 def _unwrapped(node: exp.Expr) -> exp.Expr | None:
-    """What a name is a part of, without parentheses."""
+    """The expression that a name is part of, without parentheses."""
     parent = node.parent
     while isinstance(parent, exp.Paren):
         parent = parent.parent
@@ -137,14 +138,14 @@ def _unwrapped(node: exp.Expr) -> exp.Expr | None:
 def _parsed(where: str) -> exp.Expr:
     try:
         return sqlglot.parse_one(where, dialect="duckdb")
-    except (SqlglotError, TypeError, AttributeError) as error:  # the last two where it is no text
+    except (SqlglotError, TypeError, AttributeError) as error:  # the last two if `where` is no text
         told = str(error).splitlines()[0]
         msg = f"where: {where!r} can't be read: {told}{_reserved(where)}; allowed are {_ALLOWED}"
         raise ConsumerError(msg) from error
 
 
 def _reserved(where: str) -> str:
-    """A hint at the words of SQL among what may be names of properties."""
+    """A hint that names SQL words which may be meant as names of properties; empty without any."""
     try:
         tokens = sqlglot.tokenize(where, dialect="duckdb")
     except (SqlglotError, TypeError, AttributeError):
@@ -155,7 +156,7 @@ def _reserved(where: str) -> str:
 
 
 def _tried(where: str) -> pa.Table:
-    """Messages whose columns and properties all have one of the values that are tried."""
+    """A message for each value of `_TRIED`, which all its columns and properties have."""
     names = {node.name for node in _parsed(where).find_all(exp.Column)}
     properties = [[(name, value) for name in names if value is not None] for value in _TRIED]
     texts = pa.array(_TRIED, pa.string())
@@ -175,7 +176,7 @@ def _look_up(node: exp.Expression) -> exp.Expression:
 
 
 def _kind_beside(column: exp.Expression) -> str | None:
-    """The type that stands for a property here: of the constants beside it, None for texts; alone it is a condition."""
+    """The type to which a property is cast: that of the constants beside it, None for texts; BOOLEAN if it is alone."""
     compared = _unwrapped(column)
     if compared is None or isinstance(compared, (exp.And, exp.Or, exp.Not)):
         return "BOOLEAN"

@@ -1,10 +1,9 @@
-"""What the instances of a group agree on about a topic: a Delta table for each group and topic.
+"""The state that the instances of a group share about a topic: a Delta table for each group and topic.
 
-Part 0 has what concerns all: the members, the queues that are free, and which queues there are. Each other part has the
-leases of some members, those whose names share a hash: their queues and how far they came. A change replaces the parts
-that it touches. deltalake refuses it where another commit came before that touched one of them, and only there. So a
-member that moves its cursors races with nobody, and one whose queue was taken is fenced: taking a queue replaces the
-part it was in.
+The state has parts. Part 0 concerns all: the members, the free queues, and the numbers of all queues. Each other part
+has the queues, with cursors, of the members whose names share a hash. A change replaces the parts that it touches.
+deltalake refuses the change only if another commit has touched one of these parts before. So a member that moves its
+cursors races with few others. A member whose queue was taken is fenced, since taking a queue replaces the queue's part.
 """
 
 from __future__ import annotations
@@ -35,28 +34,28 @@ SCHEMA = pa.schema(
 )
 FOLDER = "group_logs"
 _PARTS = 64
-"""Of leases, at most. One for each name would leave an empty directory of each instance that ever ran."""
+"""Parts besides part 0, at most. A part for each name would leave an empty directory of each instance that ever ran."""
 _SETTINGS = {"delta.logRetentionDuration": "interval 1 hour"}
 _TRIES = 40
 _REBASED = 100
-"""Commits of other parts that may come before one."""
+"""Commits to other parts that may precede a commit."""
 _SHORTEST_S, _LONGEST_S = 0.02, 5.0
-"""Of the pause after a change of the same part came first: up to twice as long each time, by chance."""
+"""The random pause after another change of the same part came first: its upper bound doubles from 0.02 to 5 s."""
 _COMPACT_EVERY = 500
 
 
 Texts = dict[int, str]
-"""The state's parts, as JSON."""
+"""The state as JSON, by part."""
 
 
 class Group:
     """One group's state for one topic, changed by compare and swap.
 
-    deltalake makes a version of the log only where there is none: a hard link on a local disk, a conditional put on
-    object stores.
+    deltalake never replaces a version of the log: it writes one by a hard link on a local disk, and by a conditional
+    put on object stores.
 
     Args:
-        receipts_at: where the tables of consumers are.
+        receipts_at: the place of the consumers' tables.
         group: the group of consumers.
         topic: the topic.
         options: deltalake's `storage_options`.
@@ -74,20 +73,20 @@ class Group:
         self._changes = 0
 
     def read(self) -> State | None:
-        """The state, None when the group never read this topic."""
+        """The state; None when the group never read this topic."""
         return _joined(self._texts()[1])
 
     def refuse_other_table(self, state: State | None, table_id: str) -> None:
-        """See the function."""
+        """See the function of this name."""
         refuse_other_table(state, table_id, self._names["consumer_group"], self._names["topic"])
 
     def change(self, to: Callable[[State | None], State]) -> State:
-        """Replace the state by what `to` makes of it, which may be asked more than once; return the new one.
+        """Replace the state by the result of `to`, which may be called more than once; return the new state.
 
-        Parts that stay as they are are not written; where all do there is no commit.
+        Unchanged parts are not written. When no part changes, there is no commit.
 
         Raises:
-            ConsumerError: others commit all the time.
+            ConsumerError: other instances committed first, `_TRIES` times in a row.
         """
         for tried in range(_TRIES):
             version, before = self._texts()
@@ -96,9 +95,9 @@ class Group:
             if after == before:
                 return state
             try:
-                if self._table.version() == version:  # `to` may have read a later one
+                if self._table.version() == version:  # `to` may have read a later version
                     self._replace(before, after)
-                    if self._table.version() == version + 1:  # and no other one came before it
+                    if self._table.version() == version + 1:  # no commit to another part came in between
                         self._read = version + 1, after
                     self._tidy()
                     return state
@@ -108,11 +107,12 @@ class Group:
         raise ConsumerError(msg)
 
     def forget(self) -> None:
-        """Have no state any more."""
-        self._replace({**self._texts()[1], 0: ""}, {0: "null"})  # version 0 stands for what an earlier version kept
+        """Delete the state."""
+        # Always a commit: at version 0 of the table the state of an earlier version of CommitLake would count.
+        self._replace({**self._texts()[1], 0: ""}, {0: "null"})
 
     def _texts(self) -> tuple[int, Texts]:
-        """The newest version, which is read once, and what it keeps."""
+        """The newest version, and its parts, which are read once for each version."""
         tables.check_there(self._place)
         self._table.update_incremental()
         version = self._table.version()
@@ -123,14 +123,14 @@ class Group:
         return self._read
 
     def _replace(self, before: Texts, after: Texts) -> None:
-        """Commit the parts that differ; all, where the table is of an earlier version, or new."""
+        """Commit the parts that differ; or all parts, if the table is new or of an earlier version of CommitLake."""
         is_ours = "part" in self._table.metadata().partition_columns
         if not is_ours or self._table.version() == 0:
             before = {}
         changed = sorted(part for part in before.keys() | after.keys() if before.get(part) != after.get(part))
         written = [{**self._names, "part": part, "state": after[part]} for part in changed if part in after]
         how: dict[str, Any] = {"predicate": f"part IN ({', '.join(map(str, changed))})"}
-        if not is_ours:  # from now on instances of that version can't write to it
+        if not is_ours:  # from now on instances of that earlier version can't write to it
             how = {"schema_mode": "overwrite", "partition_by": ["part"]}
         tries = CommitProperties(max_commit_retries=_REBASED if is_ours else 0)
         rows = pa.Table.from_pylist(written, SCHEMA)
@@ -143,20 +143,20 @@ class Group:
 
 
 def _parted(state: State) -> Texts:
-    """The parts of a state, as they are kept."""
+    """The parts of a state, as the table stores them."""
     queues: dict[int, dict[str, Any]] = {0: {}}
     for queue, share in state["queues"].items():
         owner = share["owner"]
         part = 0 if owner is None else 1 + zlib.crc32(owner.encode()) % _PARTS
         queues.setdefault(part, {})[queue] = share
-    # Which queues there are is in part 0 too: two members that find a new one shall not both take it.
+    # Part 0 also lists all queues, so that two members that find a new queue can't both take it.
     common = {**state, "queues": queues.pop(0), "all": sorted(state["queues"])}
     parts = {0: common, **{part: {"members": {}, "queues": mine} for part, mine in queues.items()}}
     return {part: json.dumps(kept, sort_keys=True) for part, kept in parts.items()}
 
 
 def _joined(texts: Texts) -> State | None:
-    """What `_parted` was given; None where nothing is kept."""
+    """The inverse of `_parted`; None without a state."""
     state: State | None = json.loads(texts.get(0, "null"))
     if state is not None:
         del state["all"]
@@ -166,7 +166,7 @@ def _joined(texts: Texts) -> State | None:
 
 
 def _texts_of(rows: list[dict[str, Any]]) -> Texts:
-    """The parts in a table; the one row of an earlier version is taken apart, and its instances have nothing more."""
+    """The parts in a table. The single row of an earlier version is split, and its instances lose their queues."""
     if not rows or "part" in rows[0]:
         return {row["part"]: row["state"] for row in rows}
     kept = json.loads(rows[0]["state"])
@@ -177,10 +177,10 @@ def _texts_of(rows: list[dict[str, Any]]) -> Texts:
 
 
 def refuse_other_table(state: State | None, table_id: str, group: str, topic: str) -> None:
-    """Refuse a topic whose table is not the one that the group's cursors are about: rows before them would never come.
+    """Refuse a topic whose table is not the one of the group's cursors: rows before the cursors would be skipped.
 
     Raises:
-        WarehouseError: it was deleted and made again. A rewind lets the group begin in the one of now.
+        WarehouseError: the table was deleted and created again. After a rewind the group can read the new one.
     """
     if state and state.get("table", table_id) != table_id:
         msg = (
@@ -192,7 +192,7 @@ def refuse_other_table(state: State | None, table_id: str, group: str, topic: st
 
 
 def kept_state(receipts_at: str, group: str, topic: str, options: Options = None) -> State | None:
-    """The state of a group as a question sees it, which makes no table; None when the group never read this topic."""
+    """The state of a group, read without creating a table; None when the group never read this topic."""
     if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", storage_options(options)):
         return _joined(_earlier(f"{receipts_at}/groups", options, {"consumer_group": group, "topic": topic}))
     return Group(receipts_at, group, topic, options).read()
@@ -205,7 +205,7 @@ def kept_receipts(receipts_at: str, group: str, topic: str, options: Options = N
 
 
 def _earlier(place: str, options: Options, names: Mapping[str, str]) -> Texts:
-    """How far a group came with the first versions, when all groups were rows of one table."""
+    """The state that the first versions of CommitLake wrote, as one row in a table of all groups; empty without one."""
     kept = storage_options(options)
     if not DeltaTable.is_deltatable(place, kept):
         return {}
@@ -216,6 +216,6 @@ def _earlier(place: str, options: Options, names: Mapping[str, str]) -> Texts:
 
 
 def log_name(group: str, topic: str) -> str:
-    """Name of the directory of a group's table: a group has any characters, a file's name no more than 255 bytes."""
+    """Name of the directory of a group's table. A group may have any characters, a file name at most 255 bytes."""
     digest = hashlib.sha256(f"{group}\0{topic}".encode(errors="surrogatepass")).hexdigest()[:16]
     return f"{re.sub('[^A-Za-z0-9_-]', '-', f'{group[:60]}-{topic[:60]}')}-{digest}"

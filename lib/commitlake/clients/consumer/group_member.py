@@ -1,4 +1,4 @@
-"""Keeps the promises of one instance: writes receipts, moves cursors, shows that it lives. A `Clerk` says when."""
+"""One instance in its group: prepares receipts, moves cursors, shows signs of life. A `Clerk` says when."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from commitlake.throttled import ThrottledWarning
 log = logging.getLogger(__name__)
 
 _EACH_S = 0.05
-"""Of the time between two commits, for each instance of the group: a commit takes 10 to 30 ms."""
+"""Time between two commits of receipts, for each instance of the group: a commit takes 10 to 30 ms."""
 _LOOK_S = 10.0
 """How often to look for messages that an administrator sends again."""
 _TURN_SHARE, _LOOK_SHARE = 0.1, 0.02
-"""Of the time, at most, that goes into changes of the group's state, and into these looks: a store may be slow."""
+"""The largest shares of time for changes of the group's state, and for these looks: a store may be slow."""
 _EXPIRE_S = 3_600.0
 """How often to delete old receipts."""
 _PATIENCE_S = 10.0
-"""How long a store may be away from a consumer that is to end."""
+"""How long a consumer that must end retries a store that is away."""
 _ALIVE_S = 1.0
 _TROUBLE = "cannot write what group and consumer did, and try again: %s"
 
@@ -39,18 +39,18 @@ _TROUBLE = "cannot write what group and consumer did, and try again: %s"
 class GroupMember:
     """Takes this instance's turns in its group.
 
-    It knows neither the consumer nor the messages that people hold, so that these end when nobody holds them.
+    It refers neither to the consumer nor to its messages, so that these are collected when the application drops them.
 
     Args:
         group: the group's state.
         receipts: the group's receipts.
         me: name of this instance.
-        lease_s: silence after which others take its queues.
-        first: the state when the group has none, with the topic's `table`.
+        lease_s: seconds without a sign of life after which others take its queues.
+        first: the state of a group that has none, with the topic's `table`.
         queues: the queues of the topic.
-        lanes: what it reads; none yet.
-        is_patient: wait for a store that is away, for as long as it takes.
-        retention_ms: age at which receipts of messages that are done are deleted; 0: never.
+        lanes: the lanes of its queues; none yet.
+        is_patient: retry a store that is away for as long as it takes.
+        retention_ms: age at which receipts of done messages are deleted; 0: never.
     """
 
     def __init__(
@@ -73,27 +73,27 @@ class GroupMember:
         self._is_settled, self._known = False, set[int]()
         self._gone: set[str] = set()
         self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
-        self._change_s = self._look_s = 0.0  # how long the last one took
+        self._change_s = self._look_s = 0.0  # duration of the last change, and of the last look
         self._moved_at, self._pause_s = -float("inf"), 0.0
         self._owes_turn = self._has_written = False
-        self._writing = threading.Lock()  # from the taking of receipts until they are written
-        self._written = Unwritten([], {}, set(), 0)  # the last time, without the receipts
+        self._writing = threading.Lock()  # held from `take` until the receipts are written
+        self._written = Unwritten([], {}, set(), 0)  # the last one that was written, without its receipts
         self._wrote_at = -float("inf")
         self._members: Mapping[str, float] = {}
         self._trouble, self._unwritten = self._warning(), self._warning()
         self._leaves_since: ThrottledWarning | None = None
         self._failure: BaseException | None = None
         self._is_over, self._is_draining, self._is_abandoned = threading.Event(), False, False
-        self._try(self._turn, is_patient=is_patient)  # the clerk goes on where it fails
+        self._try(self._turn, is_patient=is_patient)  # after a failure the clerk retries
         self._clerk = clerk(receipts.appender)
         self._clerk.add(self)
 
     def is_late(self) -> bool:
-        """Whether others may have taken the queues meanwhile; the next turn tells."""
+        """Whether other instances may have taken the queues, since the lease is over; the next turn shows it."""
         return time.monotonic() - self._alive_at > self._lease_s
 
     def is_settled(self) -> bool:
-        """Whether each queue has an instance that reads it: this one, or another that has shown that it lives."""
+        """Whether each queue has an owner: this instance, or another one whose sign of life this one has seen."""
         return self._is_settled
 
     def raise_if_failed(self) -> None:
@@ -103,18 +103,18 @@ class GroupMember:
             raise ConsumerError(msg) from self._failure
 
     def drain(self) -> None:
-        """Leave the group once nothing is open."""
+        """Leave the group once no message is open."""
         self._is_draining = True
 
     def abandon(self) -> None:
-        """Leave the group soon: nobody holds a message any more. Takes no lock, so a finalizer may call it."""
+        """Leave the group with the next turn, even if messages are open. Takes no lock, so a finalizer may call it."""
         self._is_abandoned = True
 
     def close(self) -> None:
-        """Write what is finished, and leave the group.
+        """Write the receipts, and leave the group.
 
         Raises:
-            ConsumerError: that was not possible.
+            ConsumerError: the store did not allow it.
         """
         self.abandon()
         self._clerk.hurry()
@@ -124,22 +124,22 @@ class GroupMember:
         self.raise_if_failed()
 
     def close_quietly(self) -> None:
-        """The same; a failure is logged."""
+        """Close, and log a failure."""
         try:
             self.close()
         except ConsumerError as error:
             log.error("%s", error)
 
     def has_turn(self, pause_s: float) -> bool:
-        """Whether a turn is due; one each `pause_s` may commit how far the group came."""
-        if self.is_closed:  # a moment ago
+        """Whether a turn is due; one turn each `pause_s` may commit cursors."""
+        if self.is_closed:  # since the clerk made its list of members
             return False
         if self._has_to_leave() or self.is_late():
             return True
         is_quiet = not (self._owes_turn or self._has_written or self.lanes.has_news() or set(self.queues) - self._known)
         self._pause_s = min(max(pause_s, self._change_s / _TURN_SHARE), self._lease_s)
         pause_s = min(self._pause_s, self._lease_s / 3)
-        if is_quiet:  # who stands by looks more seldom, and not at the same moment as the others
+        if is_quiet:  # instances without a queue look less often, and not all at the same moment
             pause_s = self._lease_s / 5 if self._me in self._members else self._lease_s / 3 * random.uniform(1, 1.2)
         return time.monotonic() - self._last_turn > pause_s
 
@@ -147,7 +147,7 @@ class GroupMember:
         """Take a turn, or leave the group where that is due."""
         try:
             if self._has_to_leave():
-                self._leaves_since = self._leaves_since or self._warning()  # patience begins now, not with an outage
+                self._leaves_since = self._leaves_since or self._warning()  # `_PATIENCE_S` counts from here
                 self._trouble = self._leaves_since
                 if self._try(self._leave, is_patient=False):
                     self.end()
@@ -155,18 +155,18 @@ class GroupMember:
             self._try(self._turn, is_patient=self._is_patient)
             if self._retention_ms and time.monotonic() > self._expire_at:
                 self._expire()
-        except BaseException as error:  # whatever it is, the iterator and `close` tell it
+        except BaseException as error:  # the iterator and `close` raise it, whatever it is
             self.end(error)
 
     def _warning(self) -> ThrottledWarning:
-        """One of an outage, of which all groups of the process that write to one store tell together."""
+        """A warning of an outage, shared by all groups of the process that write to the same store."""
         return ThrottledWarning(log, self._receipts.appender)
 
     def _has_to_leave(self) -> bool:
         return self._is_abandoned or (self._is_draining and self.lanes.open == 0)
 
     def end(self, failure: BaseException | None = None) -> None:
-        """Do no more; a failure is told by the iterator and by `close`."""
+        """Stop all work; the iterator and `close` raise a failure."""
         self._failure = self._failure or failure
         self.is_closed = True
         self._clerk.remove(self)
@@ -174,7 +174,7 @@ class GroupMember:
         self.lanes.wake()
 
     def _try(self, step: Any, *, is_patient: bool) -> bool:
-        """Do it; whether the store let it. One that is away is tried again."""
+        """Run a step; False when the store failed and the step is to be retried."""
         try:
             step()
         except TRANSIENT as error:
@@ -186,13 +186,13 @@ class GroupMember:
         return True
 
     def _turn(self) -> None:
-        """Move the cursors behind receipts that are written; see who lives; read what is due to this instance."""
+        """Move the cursors behind written receipts, see which members live, take the queues due to this instance."""
         queues, alive_at, was_member = set(self.queues), 0.0, False
         self._last_turn, self._owes_turn = time.monotonic(), False
         if moves := self._last_turn - self._moved_at > self._pause_s:
             self._moved_at, self._has_written = self._last_turn, False
         _, cursors, held, changes = self._written
-        if changes != self.lanes.changes:  # they are of other lanes, and the next ones come soon: no queue goes before
+        if changes != self.lanes.changes:  # the cursors are of other lanes, so release no queue before the next write
             cursors, held = {}, self.lanes.queues()
         kept: set[int] = set()
 
@@ -205,7 +205,7 @@ class GroupMember:
             kept.update(mine & assignment.owned(state, self._me).keys())
             was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
             if not (moves or self._gone) and assignment.is_balanced(state, self._me):
-                places = {}  # no queue goes to another instance
+                places = {}  # commit no cursors: it is too early, and no queue goes to another instance
             return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)
@@ -223,7 +223,7 @@ class GroupMember:
         self._is_settled = all(map(self._reads, map(owners.get, queues)))
 
     def _look(self, after_s: float | None) -> None:
-        """See what waits, and not less than was written here: neither while that is done, nor of before."""
+        """Read which messages wait for a retry; not during a write, and from no snapshot older than the last write."""
         with self._writing:
             begun = time.monotonic()
             self.lanes.set_waiting(self._receipts.waiting(after_s and max(after_s, self._wrote_at)))
@@ -234,16 +234,16 @@ class GroupMember:
         return owner is not None and (owner == self._me or self._watch.has_seen_alive(owner))
 
     def _follows(self, state: assignment.State) -> bool:
-        """Whether the lanes are of this reading; after a rewind those of before must move no cursor.
+        """Whether the lanes belong to the current reading; after a rewind, older lanes must move no cursor.
 
-        Who owns a queue does not tell: a turn may fail after its commit, and before the lanes are new.
+        The owner of a queue does not show it: a turn may fail between its commit and the new lanes.
         """
         return assignment.first_rounds(state) == self._receipts.first_rounds
 
     def take(self) -> tuple[Unwritten, Written] | None:
-        """Receipts to write, and as rows; None where there are none, or not now. `written` follows.
+        """Receipts to write, and their rows; None when there are none, or it is too early. The caller calls `written`.
 
-        Not while others may have the queues: the next turn tells which are lost.
+        Nothing is taken while others may have the queues: the next turn shows which queues are lost.
         """
         pause_s = 0.9 * len(self._members) * _EACH_S
         if self.is_late() or not self.lanes.has_news() or time.monotonic() - self._wrote_at < pause_s:
@@ -254,14 +254,14 @@ class GroupMember:
         try:
             if taken.receipts:
                 return taken, self._receipts.rows(taken.receipts)
-        except BaseException as error:  # it is of this group alone
+        except BaseException as error:  # an error of this group alone
             self.written(taken, error)
         else:
             self.written(taken)
         return None
 
     def written(self, taken: Unwritten, error: BaseException | None = None) -> None:
-        """What was taken is in the table, or could not be written."""
+        """Note that the receipts of `take` are in the table, or that writing them failed with `error`."""
         try:
             if error is None:
                 self._note(taken)
@@ -276,7 +276,7 @@ class GroupMember:
         self._unwritten.end()
         self._wrote_at = time.monotonic()
         self.lanes.note(self._receipts.not_simple(taken.receipts))
-        before, self._written = self._written, taken._replace(receipts=[])  # before a turn is told to look at it
+        before, self._written = self._written, taken._replace(receipts=[])  # before `_has_written`: a turn may follow
         self._has_written |= taken[1:] != before[1:]
         self.lanes.written()
 
@@ -288,9 +288,10 @@ class GroupMember:
             self.end(error)
 
     def _show_life(self, members: Mapping[str, float]) -> float:
-        """Show that this member lives, and see who else does, each time a third of the lease is over; when that was.
+        """Show that this member lives and look at the other members, each third of a lease; return when that was last.
 
-        Others may take its queues a lease after that, not after a turn that shows nothing. Who stands by shows nothing.
+        Others may take the queues a lease after that time, whatever later turns did. An instance without a place among
+        the members shows no sign of life.
         """
         now = time.monotonic()
         if now - self._beat_at > self._lease_s / 3:
@@ -306,7 +307,7 @@ class GroupMember:
         self._expire_at = time.monotonic() + random.uniform(0.9, 1.1) * _EXPIRE_S
         try:
             self._receipts.expire(now_ms() - self._retention_ms)
-        except TRANSIENT as error:  # for example when others write at the same moment
+        except TRANSIENT as error:  # for example because another instance writes at the same moment
             log.info("receipts are not deleted before the next hour: %s", error)
 
     def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""What is called with each message: a plain function, or a coroutine function, whose calls are awaited on a loop."""
+"""Handlers of messages: plain functions, or coroutine functions, whose calls are awaited on an event loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Handler = Callable[[ReceivedMessage], object]
 
 @contextmanager
 def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterator[Handler]:
-    """The handler as threads call it: a call returns when what it does is done.
+    """The handler as threads call it: a call returns when the work, awaited or not, has ended.
 
     Args:
         handler: a function, or a coroutine function.
-        loop: where coroutines are awaited; None for one of its own, which begins with the first of them.
+        loop: the event loop that awaits coroutines; None for an own loop, which starts with the first coroutine.
 
     Raises:
-        ConsumerError: it is neither.
+        ConsumerError: `handler` is not callable, or a generator function.
     """
     if not callable(handler) or inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise not_called(handler)
@@ -32,7 +32,7 @@ def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterat
 
     def call(message: ReceivedMessage) -> object:
         found = handler(message)
-        if isinstance(found, Future):  # of work that a pool of the handler's own does
+        if isinstance(found, Future):  # the handler gave the work to a pool of its own
             return found.result()
         if not inspect.isawaitable(found):
             return found
@@ -45,7 +45,7 @@ def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterat
 
 
 def not_called(given: object) -> ConsumerError:
-    """The error for what does nothing where it is called, so that messages would be done that nobody has handled."""
+    """The error for a handler whose call does nothing, so that messages would count as done without any work."""
     return ConsumerError(f"handler: {given!r:.200} would handle nothing; give a function or a coroutine function")
 
 
@@ -54,7 +54,7 @@ async def _awaited(found: Awaitable[object]) -> object:
 
 
 class _OwnLoop:
-    """An event loop in a thread of its own, from the first `get` to `end`, which cancels what is left."""
+    """An event loop in a thread of its own, from the first `get` to `end`, which cancels the tasks that are left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
-"""What one instance reads: a lane for each of its queues, and the receipts that are not written yet.
+"""The queues of one instance, a lane for each, and the receipts that are not written yet.
 
-The iterator hands messages over, any thread finishes them, and the member writes what came of it: one lock holds it all
-together, so that no cursor goes beyond a message whose receipt is not taken along.
+The iterator hands messages over, any thread finishes them, and the member writes the receipts. One lock guards all of
+this, so that no cursor passes a message whose receipt is not written with it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows
 
 _OBJECT_BYTES = 200
 _MOST_MOVED = 64
-"""Tables of messages that left their windows, each 16 kB beside its rows; more are put together."""
+"""Tables of messages that were copied out of their windows, each with 16 kB besides its rows; more are merged."""
 
 
 @dataclass(eq=False, slots=True)
 class InFlight:
-    """Messages of one queue that were handed over together: one, or those of a batch.
+    """Messages of one queue that were handed over together: a single one, or those of a batch.
 
     Attributes:
-        lane: of their queue.
-        chosen: where they are; `Lanes.shrink` moves them.
+        lane: the lane of their queue.
+        chosen: their rows; `Lanes.shrink` moves them.
         attempt: 1 for the first.
-        round: grows by one each time an administrator sends them again, or rewinds the group.
-        finished: whether it is known what became of them.
-        is_given_back: whether this instance does no more about them; they come again elsewhere.
+        round: grows each time an administrator sends them again, or rewinds the group.
+        finished: whether their outcome is known.
+        is_given_back: whether this instance has given them up; another instance redelivers them.
     """
 
     lane: Lane
@@ -48,31 +48,31 @@ class InFlight:
     is_given_back: bool = False
 
     def value(self, column: str) -> Any:
-        """A value of the message, or of the first one."""
+        """The value of a column, of the first message."""
         return self.chosen.rows.value(column, self.chosen.indexes[0])
 
     def place(self) -> Place:
-        """What identifies the message, or the first one."""
+        """The `PLACE_COLUMNS` of the first message, which identify it."""
         return tuple(map(self.value, PLACE_COLUMNS))
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that it takes, each message taken as the mean of the rows that were read with it."""
+        """Bytes in memory; each message counts as the mean of the rows that were read with it."""
         return len(self.chosen.indexes) * (int(self.chosen.rows.bytes_a_row) + _OBJECT_BYTES)
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody is still at it."""
+        """Whether the messages are neither finished nor given back."""
         return not (self.finished or self.is_given_back)
 
 
 @dataclass(eq=False, slots=True)
 class Passed:
-    """Messages of one queue behind one that is open; they are finished, and their rows need no memory any more.
+    """Finished messages of one queue behind an open one; their rows are not in memory any more.
 
     Attributes:
-        end: behind the last of them; also the end of a window.
-        kept_bytes: what they took.
+        end: cursor behind the last of them; also the end of a window.
+        kept_bytes: bytes that they took in memory.
     """
 
     end: Cursor
@@ -81,16 +81,16 @@ class Passed:
 
 @dataclass(eq=False)
 class Lane:
-    """One queue.
+    """One queue of this instance.
 
     Attributes:
-        cursor: before the first message that is not finished.
+        cursor: all messages up to it are finished.
         read_to: where the next window begins.
-        round: of first attempts.
-        handed: first attempts in order, and what is passed among them.
-        retries: what waits for its next attempt, and what is in somebody's hands again.
-        is_closing: another instance reads it, or is due to; nothing more is handed over.
-        is_lost: another instance may read it, which gets all that is not done.
+        round: round of first attempts.
+        handed: messages at their first attempt, in order, with `Passed` between them.
+        retries: messages that wait for their next attempt, and those that were handed over again.
+        is_closing: another instance reads the queue, or is due to; no more messages are handed over.
+        is_lost: another instance may read the queue already, and gets all messages that are not done.
     """
 
     cursor: Cursor
@@ -102,10 +102,10 @@ class Lane:
     is_lost: bool = False
 
     def settle(self) -> bool:
-        """Move the cursor over all that is finished in front; of what is finished behind keep the ends.
+        """Move the cursor over the finished messages in front; replace those behind an open message by their ends.
 
         Returns:
-            Whether anything was in front.
+            Whether any finished message was in front.
         """
         kept: deque[InFlight | Passed] = deque()
         has_moved = bool(self.handed) and not _is_unfinished(self.handed[0])
@@ -121,7 +121,7 @@ class Lane:
         return has_moved
 
     def _finished(self) -> Passed:
-        """Take what is finished, up to the next message that is not."""
+        """Remove the finished messages up to the next unfinished one, and return their end."""
         end, kept_bytes, rows_of = Cursor(), 0, dict[int, tuple[Rows, list[int]]]()
         while self.handed and not _is_unfinished(self.handed[0]):
             first = self.handed.popleft()
@@ -136,15 +136,15 @@ class Lane:
         return Passed(end, kept_bytes)
 
     def passed_bytes(self) -> int:
-        """What is finished behind an open message took so much; a restart gets it again."""
+        """Bytes of the messages that are finished behind an open one; a restart reads them again."""
         return sum(each.kept_bytes for each in self.handed if isinstance(each, Passed))
 
     def front(self) -> InFlight | None:
-        """The first that the cursor has not passed."""
+        """The first messages that the cursor has not passed; None without any."""
         return next((each for each in self.handed if isinstance(each, InFlight)), None)
 
     def is_held(self) -> bool:
-        """Whether the queue must stay here: it is read, or messages are in hand, for the first time or again."""
+        """Whether the queue must stay here: it is read, or messages of it are in flight, at any attempt."""
         in_hand = any(isinstance(each, InFlight) and each.is_open for each in self.handed)
         return not self.is_closing or in_hand or bool(self.retries.out)
 
@@ -153,39 +153,40 @@ class Lanes:
     """The lanes of an instance; its methods may be called in any thread.
 
     Attributes:
-        open: messages that are handed over and not finished.
-        open_bytes: bytes of their rows, each message taken as the mean of the rows that were read with it.
-        unwritten: messages whose receipts are not written yet.
-        finished: how many were finished so far.
-        due_ms: when the next message may be due again, ms since epoch, UTC.
-        changes: how often queues came or went.
-        wake: tells whoever waits for messages to look again.
+        open: number of messages that are handed over and not finished.
+        open_bytes: bytes of their rows; each message counts as the mean of the rows that were read with it.
+        unwritten: number of messages whose receipts are not written yet.
+        finished: number of `InFlight` that were finished so far.
+        due_ms: when the next retry may be due, ms since epoch, UTC.
+        changes: how often queues were added or removed.
+        wake: makes a waiting iterator look again.
     """
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         self.wake = wake
         self._lanes: dict[int, Lane] = {}
         self._open: set[InFlight] = set()
-        self._has_moved = False  # whether a cursor has since the last `take`
+        self._has_moved = False  # whether a cursor has moved since the last `take`
         self._receipts, self._at_work = list[tuple[Lane, Receipt]](), list[tuple[Lane, Receipt]]()
-        self._lock = threading.RLock()  # garbage collection may end an iterator, which puts retries off, inside of it
+        self._lock = threading.RLock()  # while it is held, garbage collection may end an iterator, which takes it too
         self.open = self.open_bytes = self.unwritten = self.finished = self.changes = 0
         self.due_ms = NEVER
 
     def reading(self) -> dict[int, Lane]:
-        """The lanes as they are now."""
+        """The lanes that are read now, by queue."""
         with self._lock:
             return {queue: lane for queue, lane in self._lanes.items() if not lane.is_closing}
 
     def queues(self) -> set[int]:
-        """Those that have a lane."""
+        """The queues that have a lane."""
         with self._lock:
             return set(self._lanes)
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
-        """Where more than so many bytes are finished behind open messages, the queues that have more than their share.
+        """Queues that exceed their share of `most_bytes`, if all queues together exceed `most_bytes`.
 
-        Each with the message in front, by its position.
+        Bytes of messages count that are finished behind an open one. Each queue comes with the position of the open
+        message in front.
         """
         with self._lock:
             self._settle()
@@ -215,7 +216,7 @@ class Lanes:
             return True
 
     def hand_again(self, handed: InFlight, place: Place) -> bool:
-        """Note that a message is handed over once more; False when that is not to be done here, or no more."""
+        """Note the redelivery of a message; False when its queue goes to another instance, or it waits no more."""
         with self._lock:
             if handed.lane.is_closing or not handed.lane.retries.begin(place):
                 return False
@@ -223,14 +224,14 @@ class Lanes:
             return True
 
     def pass_window(self, lane: Lane, end: Cursor) -> None:
-        """Note that all messages up to here were handed over."""
+        """Note that all messages of a lane up to `end` were handed over."""
         with self._lock:
             if not lane.is_closing:
                 lane.read_to.join(end)
                 lane.handed.append(Passed(end))
 
     def finish(self, handed: InFlight, outcome: Attempt) -> None:
-        """Note what became of messages; only the first time counts."""
+        """Note the outcome of messages; only the first one counts."""
         with self._lock:
             if handed.is_open:
                 handed.finished = True
@@ -242,19 +243,19 @@ class Lanes:
                     self.unwritten += len(indexes)
 
     def give_back(self, handed: InFlight) -> bool:
-        """Do no more about messages of a queue that another instance is due to read; False where none is."""
+        """Give up messages if their queue goes to another instance; False if the queue stays here."""
         with self._lock:
             if not handed.lane.is_closing or not handed.is_open:
                 return False
             handed.is_given_back = True
-            handed.lane.retries.out.discard(handed.place())  # no receipt will say so
+            handed.lane.retries.out.discard(handed.place())  # no receipt of it will do this
             self._count(handed, -1)
             return True
 
     def take(self) -> Unwritten:
-        """What is to be written; `written` or `put_back` follows, before the next time.
+        """The receipts to write; the caller calls `written` or `put_back` before the next `take`.
 
-        No message of a lost queue is put off: who has it now may have done it, and a RETRY would bring it once more.
+        A RETRY of a lost queue is dropped: the new owner may have done the message, and RETRY would redeliver it.
         """
         with self._lock:
             self._settle()
@@ -267,24 +268,26 @@ class Lanes:
             return Unwritten([receipt for _, receipt in self._at_work], cursors, held, self.changes)
 
     def written(self) -> None:
-        """What was taken is in the table."""
+        """Note that the receipts of the last `take` are in the table."""
         with self._lock:
             self.unwritten -= sum(len(receipt.indexes) for _, receipt in self._at_work)
             self._at_work = []
 
     def put_back(self) -> None:
-        """What was taken could not be written: it is the first to be taken next time."""
+        """Note that writing failed: the next `take` returns these receipts first."""
         with self._lock:
             self._receipts[:0], self._at_work = self._at_work, []
             self._has_moved = True
 
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
-        """Read what this instance owns now; whether any lane is new. Where lanes change or close there is news.
+        """Make the lanes those of the queues that this instance owns now; return whether any lane is new.
+
+        After a change, or while a lane closes, `has_news` is True.
 
         Args:
-            state: of the group.
-            me: this instance.
-            held: queues that were owned and held before; a lane of another queue begins anew, if at all.
+            state: state of the group.
+            me: name of this instance.
+            held: queues that were owned and held before; any other queue gets a new lane, if it is owned.
         """
         mine, due = assignment.owned(state, me), assignment.due(state)
         with self._lock:
@@ -302,7 +305,7 @@ class Lanes:
             return bool(new)
 
     def note(self, receipts: Iterable[Waiting]) -> None:
-        """Receipts that are in the table now."""
+        """Update the retries by receipts that are in the table now."""
         with self._lock:
             for row in receipts:
                 if row["queue_id"] in self._lanes:
@@ -310,7 +313,7 @@ class Lanes:
             self._set_due()
 
     def set_waiting(self, receipts: Iterable[Waiting]) -> None:
-        """Take over what the table says of messages that wait."""
+        """Replace the retries by the table's receipts of waiting messages."""
         with self._lock:
             found: dict[int, list[Waiting]] = {queue: [] for queue in self._lanes}
             for row in receipts:
@@ -321,7 +324,7 @@ class Lanes:
             self._set_due()
 
     def due(self, now_ms: int, most: int) -> list[tuple[Lane, Waiting]]:
-        """Messages that are due again, so many at most; of each queue its share first."""
+        """Messages whose retry is due, at most `most`; each queue gets its share first."""
         found: list[tuple[Lane, Waiting]] = []
         with self._lock:
             lanes = [lane for lane in self._lanes.values() if not lane.is_closing]
@@ -332,7 +335,7 @@ class Lanes:
             return found
 
     def put_off(self, lane: Lane, place: Place, due_ms: int) -> None:
-        """A message that was due can't be handed over before then (ms since epoch, UTC)."""
+        """Make a message that was due, and not handed over, due at `due_ms` (ms since epoch, UTC)."""
         with self._lock:
             lane.retries.put_off(place, due_ms)
             self._set_due()
@@ -352,9 +355,9 @@ class Lanes:
         (self._open.add if sign > 0 else self._open.discard)(handed)
 
     def shrink(self) -> None:
-        """Copy what is open out of windows that are finished by more than half, so that their memory is free.
+        """Copy open messages out of windows of which more than half is finished, to free the windows' memory.
 
-        An open message keeps all of its window: sixteen of them, 256 MiB.
+        An open message keeps all of its window in memory: sixteen such messages keep 256 MiB.
         """
         with self._lock:
             of_rows: dict[int, list[InFlight]] = {}
@@ -371,7 +374,7 @@ class Lanes:
                 self._move(left + (moved if len(moved) > _MOST_MOVED else []))
 
     def _move(self, groups: list[list[InFlight]]) -> None:
-        """To rows of their own: messages that have theirs in common, group by group."""
+        """Copy messages into one new table. Each group has the messages of one `Rows`."""
         tables, at = [], 0
         for some in groups:
             indexes = [index for each in some for index in each.chosen.indexes]

@@ -28,14 +28,14 @@ class _Column(Generic[T]):
 
 
 class ReceivedMessage:
-    """A message that was handed over: call `done` or `retry` when its work is done, in any thread.
+    """A message that was handed over: call `done` or `retry`, in any thread, when the work on it has ended.
 
-    Its attributes are the columns of a topic table (docs/contract.md, chapter 3), and:
+    The attributes are the columns of a topic table (docs/contract.md, chapter 3), and:
 
     Attributes:
         topic: the topic.
-        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever. Kept
-            under a unique key in the transaction that holds the effect, it makes the effect exactly once.
+        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever. Store
+            it under a unique key, in the transaction that holds the effect, for an effect exactly once.
     """
 
     __slots__ = ("_outcomes", "handed", "topic")
@@ -62,12 +62,12 @@ class ReceivedMessage:
 
     @property
     def attempt(self) -> int:
-        """1 when the group gets it for the first time."""
+        """Number of this delivery to the group: 1 for the first."""
         return self.handed.attempt
 
     @property
     def round(self) -> int:
-        """Grows by one each time an administrator sends it again."""
+        """Grows each time an administrator sends the message again, or rewinds the group."""
         return self.handed.round
 
     @property
@@ -82,20 +82,24 @@ class ReceivedMessage:
 
     @property
     def position(self) -> str:
-        """Where it comes from."""
+        """`<source>-<source_queue>-<source_offset>-<source_index>`, see the class."""
         return f"{self.source}-{self.source_queue}-{self.source_offset}-{self.source_index}"
 
     def done(self, remark: str | None = None) -> None:
-        """The group has done what it does with this message."""
+        """Note that the group has finished its work on the message.
+
+        Args:
+            remark: any text, for the receipt.
+        """
         self._outcomes.finish([self.handed], "DONE", remark=remark)
 
     def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
-        """Hand it over again later; other messages do not wait for it.
+        """Have the message redelivered later; other messages do not wait for it.
 
         Args:
             after: the least time until then, such as `5m`, a number of seconds, or a `timedelta`.
-            most: attempts altogether; after the last one it goes to the group's dead letters.
-            remark: why, for the receipt.
+            most: attempts altogether; after the last one the message is a dead letter of the group.
+            remark: the reason, for the receipt.
 
         Raises:
             ConsumerError: `after` is no duration, or `most` no whole number from 1.
@@ -103,15 +107,15 @@ class ReceivedMessage:
         self._outcomes.retry([self.handed], after, most, remark)
 
     def give_back(self) -> bool:
-        """Do no more about it where another instance is due to read its queue, which gets it; False where none is."""
+        """Give up the message if its queue goes to another instance, which gets it; False if the queue stays here."""
         return self._outcomes.give_back(self.handed)
 
     def is_late(self) -> bool:
-        """Whether another instance may have it meanwhile: this one has shown no sign of life for a lease."""
+        """Whether another instance may have the message: this one has shown no sign of life for a lease."""
         return self._outcomes.is_late()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse pickle and copies: what finishes it is here.
+        """Refuse pickle and copies: only this process can finish the message.
 
         Raises:
             ConsumerError: always.
@@ -119,5 +123,5 @@ class ReceivedMessage:
         raise ConsumerError(UNPICKLED)
 
     def __repr__(self) -> str:
-        """Show where it is from and no content."""
+        """Show the position, and no content."""
         return f"<ReceivedMessage {self.topic} {self.position} attempt={self.attempt}>"

@@ -1,4 +1,4 @@
-"""What may be wrong where a topic has no table, or no row: a misspelt name looks like one that has no message yet."""
+"""Texts for a topic without a table, or without a row: a misspelt name looks like a topic without a message yet."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _WAIT = "wait: the first row of a topic becomes visible some seconds after its c
 
 
 def told(place: str) -> str:
-    """What to say where a topic has no table.
+    """The text for a topic without a table.
 
     Args:
-        place: of the topic's table.
+        place: place where the topic's table would be.
     """
     return f"there is no table at {place}; check the name, or {_WAIT}{_instead(place)}"
 
 
 def no_row(place: str) -> str:
-    """What to say where a topic's table has no row.
+    """The text for a topic whose table has no row.
 
     Args:
-        place: of the topic's table.
+        place: place of the topic's table.
     """
     return f"the table at {place} has no row: what was sent is pending, delayed or rolled back, or {_WAIT}"
 
 
 def _instead(place: str) -> str:
-    """What is there; empty where that can't be told."""
+    """The topics that exist, as a clause; empty for a place that is not local."""
     if not is_local(place):
         return ""
     table = local_path(place)
@@ -51,4 +51,4 @@ def _may_be_table(place: Path) -> bool:
     try:
         return (place / "_delta_log").is_dir()
     except OSError:
-        return True  # of another user
+        return True  # the directory belongs to another user

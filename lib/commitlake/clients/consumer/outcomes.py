@@ -1,4 +1,4 @@
-"""What became of messages, as the messages themselves note it."""
+"""Notes the outcomes of messages; messages refer to it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ UNPICKLED = (
 
 
 class Outcomes:
-    """Notes what became of messages. They hold it, and when nobody does any more, the member leaves its group.
+    """Notes the outcomes of messages. Messages refer to it; once nothing does any more, the member leaves its group.
 
     Args:
-        topic: of the messages.
-        member: takes their receipts.
+        topic: topic of the messages.
+        member: takes the receipts.
     """
 
     def __init__(self, topic: str, member: GroupMember) -> None:
@@ -40,15 +40,21 @@ class Outcomes:
         weakref.finalize(self, member.abandon).atexit = False
 
     def finish(self, handed: list[InFlight], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
-        """Note what became of messages.
+        """Note the outcome of messages.
+
+        Args:
+            handed: the messages.
+            state: `DONE`, `RETRY` or `DEAD`.
+            due_ms: when the next attempt is due, ms since epoch, UTC; None without one.
+            remark: any text, for the receipt.
 
         Raises:
-            ConsumerError: this process was forked, and they are in the hands of the one before.
+            ConsumerError: this process was forked from the one that owns the messages.
         """
         if self._pid != os.getpid():
             raise ConsumerError(FORKED)
         if remark is not None:
-            # Also of an exception, say; and an Arrow table takes no lone surrogate.
+            # `remark` may be any object, such as an exception; and an Arrow table takes no lone surrogate.
             remark = str(remark).encode(errors="replace").decode()
         if self._member.is_closed:
             log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
@@ -58,7 +64,7 @@ class Outcomes:
             self._member.lanes.finish(part, outcome)
 
     def retry(self, handed: list[InFlight], after: Duration, most: int, remark: str | None) -> None:
-        """Note that messages are to come again, or no more after `most` attempts."""
+        """Note a retry of messages, or that they are dead letters after `most` attempts."""
         due = now_ms() + int(seconds("after", after) * 1_000)
         if handed[0].attempt >= whole("most", most):
             self.finish(handed, "DEAD", remark=remark)
@@ -66,9 +72,9 @@ class Outcomes:
             self.finish(handed, "RETRY", due, remark)
 
     def give_back(self, handed: InFlight) -> bool:
-        """Do no more about a message whose queue another instance is due to read; False where none is."""
+        """Give up a message if its queue goes to another instance; False if the queue stays here."""
         return self._member.lanes.give_back(handed)
 
     def is_late(self) -> bool:
-        """Whether others may have taken the queues meanwhile."""
+        """Whether other instances may have taken the queues meanwhile."""
         return self._member.is_late()

@@ -1,4 +1,4 @@
-"""The groups of consumers: who reads which topic, how far it is behind; and what an administrator does with them."""
+"""Overview of the groups of consumers: topics, members and lag; and an administrator's actions on groups."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
     """All groups that ever read a topic with `consume`.
 
     Args:
-        conf: where the tables are.
+        conf: names the tables.
         options: deltalake's `storage_options`.
 
     Returns:
-        Columns consumer_group, topic, members (that read, or were killed and not missed yet), queues,
-        behind (messages that the group has not passed, wanted or not; null where the topic can't be read now),
-        oldest_visible_at (of these), waiting (for their next attempt), dead (letters).
+        Columns consumer_group, topic, members (also killed ones that no other member has missed yet), queues, behind
+        (messages that the group has not passed, wanted or not; null if the topic can't be read now), oldest_visible_at
+        (of these), waiting (messages that wait for their next attempt), dead (dead letters).
     """
     rows = [_row(conf, *names, options) for names in _names(conf, options)]
     return pa.Table.from_pylist(rows, COLUMNS).sort_by([("consumer_group", "ascending"), ("topic", "ascending")])
@@ -63,11 +63,11 @@ class Lag(NamedTuple):
     """How far a group is behind in a topic.
 
     Attributes:
-        group: of consumers.
-        topic: that it reads.
-        members: instances that have shown within two leases that they live, by this machine's clock and the store's.
-        behind: messages that it has not passed.
-        oldest: since when the oldest of them is visible.
+        group: the group of consumers.
+        topic: the topic that it reads.
+        members: instances with a sign of life within two leases, by this machine's clock and the store's.
+        behind: number of messages that it has not passed.
+        oldest: when the oldest of them became visible; None without any.
     """
 
     group: str
@@ -77,14 +77,14 @@ class Lag(NamedTuple):
     oldest: datetime | None
 
     def late_s(self, now_s: float) -> float:
-        """Age of the oldest of them, in seconds."""
+        """Age of the oldest message behind, in seconds; 0 without any. `now_s` is in s since epoch."""
         return 0 if self.oldest is None else now_s - self.oldest.timestamp()
 
 
 def lags(conf: Config, options: Options = None) -> Iterator[Lag]:
-    """Of each group and topic.
+    """The lag of each group and topic.
 
-    Rows are looked at up to a million; beyond that whole files count. A group that can't be read now is left out.
+    Up to a million rows are compared; beyond that whole files count. A group that can't be read now is left out.
     """
     for group, topic in sorted(_names(conf, options)):
         try:
@@ -98,12 +98,13 @@ def lags(conf: Config, options: Options = None) -> Iterator[Lag]:
 
 
 def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
-    """Let a group go on elsewhere, back or ahead; instances that run do so within some seconds.
+    """Move the cursors of a group, back or ahead; running instances follow within some seconds.
 
-    What waits for its next attempt and is not read again still comes, but not that of a table that was deleted.
+    A message that waits for its next attempt, and is not read again, is still redelivered; but not a message of a
+    former table of the topic, which was deleted.
 
     Args:
-        conf: where the tables are.
+        conf: names the tables.
         topic: the topic.
         group: the group.
         to: `first`, `newest`, or a time as in `consume`.
@@ -125,19 +126,19 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
     def rewound(before: assignment.State | None) -> assignment.State:
         nonlocal closing, is_other
         is_other = (before or assignment.EMPTY).get("table", table.id) != table.id
-        # Outranks all of before, also of a rewind at the same moment, and is outranked by what comes.
+        # `closing` outranks all earlier receipts, also those of a concurrent rewind; later receipts outrank it.
         closing = max(receipts.last_round(), assignment.first_rounds(before)[-1]) + 1
         return assignment.rewound(before, texts, closing + 1, table.id)
 
     Group(conf.receipts_place, group, topic, options).change(rewound)
-    # Afterwards: a command that dies in between lets what waits come twice, and would lose it the other way round.
+    # After the change: a kill in between lets waiting messages come twice; in the other order it would lose them.
     waiting = [row for row in (*receipts.waiting(), *receipts.dead()) if row["round"] < closing]
     gone = [row for row in waiting if is_other or _is_behind(row, cursors.get(row["queue_id"]))]
     receipts.close(gone, closing, now_ms())
 
 
 def delete(conf: Config, topic: str, group: str, options: Options = None) -> None:
-    """Forget a group: how far it came, and its receipts. A consumer of that name begins as a new one.
+    """Delete a group's cursors and receipts. A consumer of that name then begins as a new group.
 
     Raises:
         ConsumerError: there is no such group, or instances of it are alive.
@@ -164,12 +165,12 @@ def check_known(conf: Config, topic: str, group: str, options: Options = None) -
 
 
 def _is_behind(receipt: dict[str, Any], cursor: Cursor | None) -> bool:
-    """Whether the message of a receipt comes after the cursor; not where its queue has no rows any more."""
+    """Whether the message of a receipt comes after the cursor; False without one: its queue has no rows any more."""
     return cursor is not None and bool(cursor.is_before(keys_of(pa.Table.from_pylist([receipt], SCHEMA)))[0])
 
 
 def _is_alive(group: Group, members: Mapping[str, float]) -> bool:
-    """Whether any member gives a sign of life within the longest lease."""
+    """Wait for a sign of life of any member, for at most the longest lease; False without one."""
     before, until = group.beats.seen(), time.monotonic() + max(members.values())
     while time.monotonic() < until:
         now = group.beats.seen()
@@ -180,7 +181,7 @@ def _is_alive(group: Group, members: Mapping[str, float]) -> bool:
 
 
 def _alive(conf: Config, group: str, topic: str, state: assignment.State, options: Options) -> int:
-    """How many members live: those that were killed stay members until another one misses them."""
+    """How many members live; a killed one stays a member until another member finds it gone."""
     beats = Beats(f"{conf.receipts_place}/{FOLDER}/{log_name(group, topic)}", options).seen()
     now = time.time_ns()
     return sum(name in beats and now - beats[name][0] < 2e9 * lease for name, lease in state["members"].items())
@@ -192,7 +193,7 @@ def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
         try:
             rows = Snapshot(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
         except UNREADABLE:
-            continue  # it is being made, or broken
+            continue  # the table is being created, or broken
         yield from {(row["consumer_group"], row["topic"]) for row in rows.to_pylist() if row["state"] != "null"}
 
 
@@ -214,10 +215,10 @@ def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, An
 def _behind(
     conf: Config, group: str, topic: str, state: assignment.State, options: Options, most_rows: int | None = None
 ) -> tuple[int, datetime | None]:
-    """How many messages a group has not passed, and since when the oldest of them is visible."""
+    """How many messages a group has not passed, and when the oldest of them became visible."""
     try:
         table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
     except NoTableError:
-        return 0, None  # somebody has deleted it
+        return 0, None  # the topic was deleted
     refuse_other_table(state, table.id, group, topic)
     return table.behind(assignment.cursors(state), most_rows)

@@ -1,4 +1,4 @@
-"""The rows that come next of some files of a topic, in order, and the windows in which they are read."""
+"""A plan of the next rows of some files of a topic, in order, and the windows in which they are read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.reading.parquet import Numbers, ParquetRows
 
 WINDOW_BYTES = 16 << 20
-"""Bytes of rows in memory, decompressed, for one window; one message may have more."""
+"""Bytes of one window's rows in memory, decompressed; a single message may have more."""
 _FIRST_ROWS = 256
-"""Of a window whose rows' size is not known yet, so that the first message comes soon."""
+"""Rows of the first window, when the size of a row is unknown; so the first message comes soon."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Window:
 
     Attributes:
         rows: all columns of the topic table.
-        ends: behind the last of them, for each queue.
+        ends: cursors behind the last row of each queue.
     """
 
     rows: pa.Table
@@ -33,13 +33,13 @@ class Window:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one file.
+    """Rows of one file behind a cursor.
 
     Attributes:
-        keys: what they are ordered by.
-        numbers: where they are in the file.
-        rows: gives what reads them; None where there is a table.
-        table: all rows of the file, where they are few; else none.
+        keys: keys that order the rows.
+        numbers: numbers of the rows in the file.
+        rows: opens the file for reading; None if `table` has the rows.
+        table: all rows of a small file; empty if `rows` reads them.
     """
 
     keys: Keys
@@ -48,7 +48,7 @@ class Part:
     table: pa.Table
 
     def take(self, numbers: Numbers, most_bytes: int) -> pa.Table:
-        """Rows by their numbers, which ascend: the first of them up to `most_bytes`, and at least one."""
+        """Rows by their ascending numbers. Those read from the file end at `most_bytes`, but are at least one."""
         return self.table.take(numbers) if self.rows is None else self.rows().take(numbers, most_bytes)
 
 
@@ -56,11 +56,11 @@ class Plan:
     """Reads the rows window by window.
 
     Args:
-        queues: that are read.
-        parts: rows of files.
-        keys: of all parts, one after the other.
-        allowed: which of them may be handed over.
-        finishes: paths of the files of which nothing is left once all that was read.
+        queues: the queues that are read.
+        parts: the rows, by file.
+        keys: keys of all parts, one after the other.
+        allowed: for each key, whether its row may be handed over.
+        finishes: paths of the files that have no rows left when the plan is over.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Plan:
         self._most_rows = len(order) if all(part.rows is None for part in parts) else _FIRST_ROWS
 
     def is_over(self) -> bool:
-        """Whether all rows were in a window."""
+        """Whether the windows so far had all rows."""
         return self._done == len(self._numbers)
 
     def next(self) -> Window:
-        """The next rows."""
+        """The next window, of at least one row."""
         table = self._read(self._most_rows)
         if all(part.rows is None for part in self._parts):
-            self._parts = []  # they are all in this window
+            self._parts = []  # this window has all rows, so free them
         else:
             self._most_rows = max(1, WINDOW_BYTES // max(1, table.nbytes // table.num_rows))
         rows = slice(self._done, self._done + table.num_rows)
@@ -98,7 +98,7 @@ class Plan:
         return Window(table, self._ends(rows, table["queue_id"].to_numpy()))
 
     def _read(self, count: int) -> pa.Table:
-        """The next rows, up to `count` and to the bytes of a window: all up to the first one that did not fit."""
+        """The next rows, at most `count` and `WINDOW_BYTES`; they end before the first row that does not fit."""
         part_of, numbers = (each[self._done : self._done + count] for each in (self._part_of, self._numbers))
         found, places, chosen = [], [], np.unique(part_of).tolist()
         for part in chosen:
@@ -110,7 +110,7 @@ class Plan:
         there = np.concatenate(places)[order]
         whole = int(np.argmin(np.append(there == np.arange(len(there)), False)))
         if whole == 0:
-            return self._read(max(1, count // 4))  # the first row stands far behind others in its file
+            return self._read(max(1, count // 4))  # rows before it in its file took all bytes, so ask for fewer rows
         table = pa.concat_tables(found)
         if whole == table.num_rows and np.array_equal(order, np.arange(whole)):
             return table

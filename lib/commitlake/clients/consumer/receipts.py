@@ -1,7 +1,7 @@
-"""Receipts: what each group did with each message, as a Delta table of its own.
+"""Receipts, a Delta table of the outcome of each message in each group.
 
-deltalake writes them, also where Spark reads the messages: on a local disk Spark's log store is atomic within one JVM
-only, while deltalake makes a version by a hard link, which fails where the file is already there.
+deltalake writes them, even if Spark reads the messages. On a local disk Spark's log store is atomic only within one
+JVM. deltalake writes a version by a hard link, which fails if the file exists.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ SCHEMA = pa.schema(
 )
 _STATS = "state,attempt,round,due_at,source_offset,batch_id,at"
 STATES = ("RETRY", "DEAD", "DONE")
-"""Of two receipts of one attempt, which happens when it was handed over twice, the higher one counts."""
+"""States in rising order: of two receipts of one attempt, which was handed over twice, the higher state counts."""
 _LAST = f"""
 SELECT * FROM rows QUALIFY row_number() OVER (
     PARTITION BY source, source_queue, source_offset, source_index
     ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
 """
 Written: TypeAlias = pa.Table | list[dict[str, Any]]
-"""Rows of a group, for `table_of`."""
+"""Rows of a group's receipts, for `table_of`."""
 _FEW = 16
 
 
 class Attempt(NamedTuple):
-    """What became of one attempt.
+    """The outcome of one attempt.
 
     Attributes:
         state: `DONE`, `RETRY` or `DEAD`.
         attempt: 1 for the first.
-        round: grows each time an administrator sends it again, or rewinds the group.
-        due_ms: when it is due again, ms since epoch, UTC; None unless it is.
+        round: grows each time an administrator sends the message again, or rewinds the group.
+        due_ms: when the next attempt is due, ms since epoch, UTC; None without a next one.
         remark: any text.
-        at_ms: when that was, ms since epoch, UTC.
+        at_ms: when the attempt ended, ms since epoch, UTC.
     """
 
     state: str
@@ -83,7 +83,7 @@ class Attempt(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What became of some messages; `messages` has the columns `RECEIPT_COLUMNS`."""
+    """The outcome of the messages at `indexes` of a table; `messages` has the columns `RECEIPT_COLUMNS`."""
 
     messages: pa.Table
     indexes: Sequence[int]
@@ -91,12 +91,12 @@ class Receipt(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """What is to be written, and what holds once that is done.
+    """Receipts to write, and the state of the lanes that holds once they are written.
 
     Attributes:
         receipts: in the order in which messages were finished.
-        cursors: of all lanes, as JSON.
-        held: queues that must be kept.
+        cursors: cursors of all lanes, as JSON.
+        held: queues that this instance must keep.
         changes: `Lanes.changes` at that time.
     """
 
@@ -107,7 +107,7 @@ class Unwritten(NamedTuple):
 
 
 class ReceiptFiles(Snapshot):
-    """The table for all groups of this process."""
+    """The table of receipts, shared by all groups of this process."""
 
     _all: pa.Table | None = None
     _numbers: Mapping[str, list[int]]
@@ -125,17 +125,19 @@ class ReceiptFiles(Snapshot):
 
 
 class Receipts:
-    """The receipts of one group for one topic; the table is made with the first one.
+    """The receipts of one group for one topic; creates the table if it is missing.
 
     Args:
-        place: of the table.
+        place: place of the table.
         group: the group of consumers.
         topic: the topic.
         options: deltalake's `storage_options`.
+        first_rounds: see the attribute.
 
     Attributes:
-        first_rounds: those of first attempts, of each reading. A message that was done at one needs no thought.
-        appender: of this process for the table.
+        first_rounds: the round of first attempts, for each reading of the topic. DONE at the first attempt of such a
+            round is the usual case, which reading retries skips.
+        appender: appends to the table for all of this process.
     """
 
     def __init__(
@@ -150,9 +152,9 @@ class Receipts:
         self._open: dict[Place, dict[str, Any]] = {}
 
     def rows(self, receipts: Sequence[Receipt]) -> Written:
-        """Receipts as rows for `table_of`; there is at least one.
+        """Receipts, at least one, as rows for `table_of`.
 
-        Few of them without Arrow: it lets go of Python's lock, for which a thread waits long among hundreds.
+        Few rows are made without Arrow. Arrow releases Python's lock, and among hundreds of threads waits long for it.
         """
         if sum(len(each.indexes) for each in receipts) <= _FEW:
             return [row for each in receipts for row in _dicts(self._group, self._topic, each)]
@@ -162,7 +164,7 @@ class Receipts:
         )
 
     def not_simple(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
-        """Those that are more than done at the first attempt, as rows."""
+        """Rows of the receipts, without those of messages that were done at the first attempt."""
         simple = {("DONE", 1, first) for first in self.first_rounds}
         found = [each for each in receipts if each.outcome[:3] not in simple]
         return list(table_of([self.rows(found)]).to_pylist()) if found else []
@@ -177,7 +179,7 @@ class Receipts:
         """Receipts of the messages that wait for their next attempt, in the order in which they are due.
 
         Args:
-            after_s: see `Snapshot.refresh`.
+            after_s: a snapshot read after this time, by the monotonic clock, is new enough; None for now.
         """
         return [row for row in self._newest(after_s) if row["state"] == "RETRY"]
 
@@ -186,7 +188,7 @@ class Receipts:
         return [row for row in self._newest() if row["state"] == "DEAD"]
 
     def send_again(self, letters: Iterable[dict[str, Any]], remark: str, now_ms: int) -> None:
-        """Let the group have dead letters once more, from its first attempt on."""
+        """Redeliver dead letters to the group at once, from the first attempt on; `now_ms` in ms since epoch, UTC."""
         due = as_datetime(now_ms)
         change = {"state": "RETRY", "attempt": 0, "due_at": due, "at": due, "remark": remark, "instance": INSTANCE}
         rows = [{**row, **change, "round": max(row["round"], self.first_rounds[-1]) + 1} for row in letters]
@@ -200,16 +202,22 @@ class Receipts:
         return max(pc.max(rounds).as_py() or 0, self.first_rounds[-1])
 
     def close(self, rows: Iterable[dict[str, Any]], round_: int, now_ms: int) -> None:
-        """Let messages wait no more, since they are read again in a later round; `now_ms` in ms since epoch, UTC."""
+        """Mark messages as done that a later round reads again.
+
+        Args:
+            rows: receipts of waiting messages and dead letters.
+            round_: round of the new receipts; it outranks that of `rows`.
+            now_ms: the time, ms since epoch, UTC.
+        """
         change = {"state": "DONE", "attempt": 0, "round": round_, "due_at": None, "at": as_datetime(now_ms)}
         closed = [{**row, **change, "remark": "read again", "instance": INSTANCE} for row in rows]
         if closed:
             self.append(pa.Table.from_pylist(closed, SCHEMA))
 
     def expire(self, before_ms: int) -> None:
-        """Delete receipts written before a time (ms since epoch, UTC), but for what waits and dead letters.
+        """Delete receipts written before a time (ms since epoch, UTC), but keep waiting messages and dead letters.
 
-        Those are written once more first: a copy changes nothing, and their other rows may go with all the rest.
+        Their newest receipts are first copied as new rows, which changes no answer. Then all old rows are deleted.
         """
         old = [row for row in self._newest() if row["at"] < as_datetime(before_ms)]
         if old:
@@ -228,8 +236,8 @@ class Receipts:
     def _newest(self, after_s: float | None = None) -> list[dict[str, Any]]:
         """The newest receipt of each message that waits or is a dead letter, by due time.
 
-        Files never change, so of new ones only their rows count. Those that compaction has put in the place of others
-        can't be told from these: then all is read again.
+        Files never change, so only new files are read. Files of a compaction can't be told from new ones: when files
+        have gone, all files are read again.
         """
         self._table.refresh(after_s)
         files = self._table.of_group(self._group)
@@ -253,8 +261,8 @@ class Receipts:
         return (pads.field("state") != "DONE") | ~is_first
 
     def _may_count(self, files: pa.Table) -> pa.Array:
-        """In which files there may be receipts that `_is_not_simple`, by their statistics."""
-        if "min.state" not in files.column_names:  # of an earlier version's table
+        """For each file, whether by its statistics it may have receipts that `_is_not_simple` selects."""
+        if "min.state" not in files.column_names:  # the table of an earlier version
             return pa.repeat(pa.scalar(True), files.num_rows)
         simple = {"state": ["DONE"], "attempt": [1], "round": list(self.first_rounds)}
         alike = [pc.equal(files[f"min.{name}"], files[f"max.{name}"]) for name in simple]
@@ -273,7 +281,7 @@ class Receipts:
 
 
 def table_of(parts: Iterable[Written]) -> pa.Table:
-    """Rows of several groups."""
+    """One table of the rows of several groups."""
     tables, few = list[pa.Table](), list[dict[str, Any]]()
     for part in parts:
         if isinstance(part, list):
@@ -295,7 +303,15 @@ def _dicts(group: str, topic: str, receipt: Receipt) -> Iterator[dict[str, Any]]
 
 
 def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Attempt]) -> pa.Table:
-    """Rows of the table: `RECEIPT_COLUMNS` of messages, and what became of the first of `counts`, of the next, ..."""
+    """Rows of the table of receipts.
+
+    Args:
+        group: the group of consumers.
+        topic: the topic.
+        taken: `RECEIPT_COLUMNS` of the messages.
+        counts: how many messages, one after the other, have the first outcome, the second, and so on.
+        outcomes: the outcomes.
+    """
     own = pa.table(
         {
             "state": pa.array([each.state for each in outcomes], pa.string()),
@@ -315,7 +331,7 @@ def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outc
 
 
 def _last_of_each(rows: pads.Scanner, *, and_done: bool) -> list[dict[str, Any]]:
-    """The newest receipt of each message; those that are done, of which a history has very many, only if asked for."""
+    """The newest receipt of each message. Those with DONE, of which a history has very many, only with `and_done`."""
     with duckdb.connect(":memory:", config={"threads": 1}) as db:
         db.register("rows", rows.to_reader())
         last = f"SELECT * FROM ({_LAST}) WHERE {and_done} OR state <> 'DONE'"
@@ -335,13 +351,13 @@ def _us(ms: int | None) -> int | None:
 
 
 def _taken(receipts: Sequence[Receipt]) -> tuple[pa.Table, list[int]]:
-    """Messages, and how many each receipt is about."""
+    """The messages of receipts of one table, and the number of messages of each receipt."""
     indexes = np.fromiter(chain.from_iterable(each.indexes for each in receipts), np.int64)
     return receipts[0].messages.take(indexes), [len(each.indexes) for each in receipts]
 
 
 def _by_rows(receipts: Iterable[Receipt]) -> list[list[Receipt]]:
-    """Receipts of messages that are in one table."""
+    """Receipts, grouped by the table that has their messages."""
     found: dict[int, list[Receipt]] = {}
     for receipt in receipts:
         found.setdefault(id(receipt.messages), []).append(receipt)

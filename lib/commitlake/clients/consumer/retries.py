@@ -16,44 +16,44 @@ _NUMBERS = count()
 
 
 class Retries:
-    """What waits, by due time. A message that is handed over again stays `out` until its receipt is written.
+    """Waiting messages of a queue, by due time. A redelivered message stays in `out` until its receipt is written.
 
-    Nothing leaves before `begin` says that the message is in somebody's hands: one that could not be read yet is tried
-    again. `Lanes` locks.
+    A message leaves only with `begin`, when it is handed over, so that one that could not be read is retried. Not
+    thread-safe: `Lanes` locks.
     """
 
     def __init__(self) -> None:
         self.out: set[Place] = set()
-        self._looked_up: set[Place] = set()  # `due` has named them, and nobody has them yet
+        self._looked_up: set[Place] = set()  # returned by `due`, and not handed over yet
         self._waiting: dict[Place, Waiting] = {}
-        self._due: dict[Place, int] = {}  # an entry of the heap with another time is of an attempt before
+        self._due: dict[Place, int] = {}  # a heap entry with another time is out of date
         self._heap: list[tuple[int, int, Place]] = []
 
     def __len__(self) -> int:
-        """How many messages wait."""
+        """How many messages wait for their next attempt."""
         return len(self._waiting)
 
     def replace(self, receipts: Iterable[Waiting]) -> None:
-        """Take over what the table says of this queue."""
+        """Replace the waiting messages by the table's receipts of this queue."""
         self._looked_up, self._waiting, self._due, self._heap = set(), {}, {}, []
         for row in receipts:
             if place_of(row) not in self.out:
                 self._wait(row)
 
     def note(self, receipt: Waiting) -> None:
-        """A receipt is in the table."""
+        """Note a receipt that is in the table now."""
         self.out.discard(place_of(receipt))
         if receipt["state"] == "RETRY":
             self._wait(receipt)
 
     def due_ms(self) -> float:
-        """When the next message is due, ms since epoch, UTC."""
+        """When the next message is due, ms since epoch, UTC; `NEVER` when none waits."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
 
     def due(self, now_ms: int, most: int) -> list[Waiting]:
-        """Receipts of messages that are due; each is followed by `begin` or `put_off`."""
+        """Receipts of messages that are due; the caller calls `begin` or `put_off` for each."""
         found: list[Waiting] = []
         while len(found) < most and self.due_ms() <= now_ms:
             place = heapq.heappop(self._heap)[2]
@@ -62,7 +62,7 @@ class Retries:
         return found
 
     def begin(self, place: Place) -> bool:
-        """The message is handed over, unless it was meanwhile."""
+        """Note that a message is handed over; False when it waits no more."""
         self._due.pop(place, None)
         self._looked_up.discard(place)
         if self._waiting.pop(place, None) is None:
@@ -71,7 +71,7 @@ class Retries:
         return True
 
     def put_off(self, place: Place, due_ms: int) -> None:
-        """A message that was due and is not handed over is due again then (ms since epoch, UTC)."""
+        """Make a message that was due, and not handed over, due at `due_ms` (ms since epoch, UTC)."""
         if place in self._looked_up:
             self._looked_up.discard(place)
             self._due[place] = due_ms

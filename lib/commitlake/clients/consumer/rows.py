@@ -1,4 +1,4 @@
-"""Rows of a topic table in memory: what orders them, what identifies them, and their values one by one."""
+"""Rows of a topic table in memory: the keys that order them, the places that identify them, and single values."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from commitlake.clients.consumer.cursor import Keys
 ORDER_COLUMNS = ("queue_id", "batch_id", "source", "source_queue", "source_offset", "source_index")
 PLACE_COLUMNS = ("source", "source_queue", "source_offset", "source_index")
 RECEIPT_COLUMNS = (*("queue_id", "message_id", "transaction_id", "keys", "batch_id"), *PLACE_COLUMNS)
-"""What a receipt takes over of its message."""
+"""Columns of its message that a receipt copies."""
 NEEDED = (*RECEIPT_COLUMNS, "tags", "properties", "body", "visible_at")
-"""Without one of these nobody reads a topic."""
+"""Columns that a topic's table must have to be read."""
 Place = tuple[Any, ...]
 """Values of `PLACE_COLUMNS`."""
 
 
 class Rows:
-    """Rows of a topic table; a value becomes a Python object when somebody asks for it.
+    """Rows of a topic table; a value becomes a Python object when it is asked for.
 
     Attributes:
-        open: how many of them are handed over and not finished.
-        of_receipts: `RECEIPT_COLUMNS` of all of them, which a receipt may keep without the bodies.
-        is_moved: whether they were copied out of their windows.
+        open: how many of the rows are handed over and not finished.
+        of_receipts: `RECEIPT_COLUMNS` of the rows, which a receipt can keep in memory without the bodies.
+        is_moved: whether the rows were copied out of their windows.
     """
 
     def __init__(self, rows: pa.Table, *, is_moved: bool = False) -> None:
@@ -41,7 +41,7 @@ class Rows:
         self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
 
     def value(self, column: str, row: int) -> Any:
-        """One value."""
+        """The value of a column in a row."""
         values = self._columns.get(column)
         if values is None:
             values = self._columns[column] = self.table[column]
@@ -49,25 +49,25 @@ class Rows:
 
 
 class Chosen(NamedTuple):
-    """Some rows of a table."""
+    """The rows at `indexes` of a table."""
 
     rows: Rows
     indexes: Sequence[int]
 
 
 def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:
-    """What the rows are ordered by."""
+    """The keys that order the rows."""
     sources = pc.cast(pc.equal(rows["source"], "messages"), pa.int8())  # a file may have millions of rows
     columns = (pc.fill_null(rows["batch_id"], -1), sources, *(rows[name] for name in PLACE_COLUMNS[1:]))
     return Keys(*map(np.asarray, columns))
 
 
 def place_texts(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.str_]:
-    """`<source>-<queue>-<offset>-<index>` of each row: what identifies a message for ever."""
+    """`<source>-<queue>-<offset>-<index>` of each row, which identifies its message for ever."""
     parts = [pc.cast(rows[name], pa.string()) for name in PLACE_COLUMNS]
     return np.asarray(pc.binary_join_element_wise(*parts, "-").to_pylist(), str)
 
 
 def place_of(row: Mapping[str, Any]) -> Place:
-    """What identifies a message for ever, of a row or a receipt."""
+    """The values of `PLACE_COLUMNS` in a row or a receipt, which identify a message for ever."""
     return tuple(row[name] for name in PLACE_COLUMNS)

@@ -23,23 +23,23 @@ from commitlake.throttled import ThrottledWarning
 log = logging.getLogger(__name__)
 
 PAUSES = ("10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h")
-"""Before the second attempt, the third, and so on: RocketMQ's."""
+"""Pauses before the second attempt, the third, and so on, as in RocketMQ."""
 _LONGEST_REMARK = 500
 _LOOK_S = 0.05
 _SAY_S = 0.5
-"""After this it is told what is waited for."""
+"""Wait after a stop, before the log names the running handlers."""
 _LONG_LINE = 1_000
-"""Messages of one key; when 10 000 are open (`subscription.MOST_OPEN`) no more are handed over."""
+"""Messages of one key that cause a warning; no more are handed over when 10 000 are open (`subscription.MOST_OPEN`)."""
 
 
 @dataclass(eq=False)
 class Line:
-    """Messages of one key, in order: the first one is at work, or waits for its next attempt.
+    """Messages of one key, in order: the first one is in a handler, or waits for its next attempt.
 
     Attributes:
-        messages: of the key.
-        failed: attempts of the first one.
-        due_s: when its next attempt may begin, by a monotonic clock; None while it is at work.
+        messages: messages of the key.
+        failed: failed attempts of the first one.
+        due_s: when its next attempt may begin, by a monotonic clock; None while a handler has it.
     """
 
     messages: deque[ReceivedMessage] = field(default_factory=deque)
@@ -48,15 +48,15 @@ class Line:
 
 
 class Runner:
-    """Works on the messages of a consumer in threads.
+    """Calls a handler, in threads, with the messages of a consumer.
 
     Args:
         handler: called with each message.
-        threads: how many calls there are at a time.
+        threads: how many calls run at a time.
         most: attempts, after which a message is a dead letter.
-        pauses: before the second attempt, the third and so on; the last one holds for all further ones.
-        ordered: messages of one key one after the other, also when one of them has to be tried again.
-        stop: ends the messages.
+        pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
+        ordered: handle the messages of one key one by one, in order; a retry holds up the messages behind it.
+        stop: ends the run.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Runner:
         self._crowd = ThrottledWarning(log)
 
     def run(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Work on the consumer's messages until there are no more, or told to stop; calls that run then are waited for.
+        """Handle the consumer's messages until none is left or `stop` is set, then wait for the running calls.
 
-        What was handed over and not begun when told to stop comes again.
+        Messages that were handed over, but not begun before the stop, are redelivered.
         """
         clock = threading.Thread(target=self._look_again, name="commitlake-runner", daemon=True)
         clock.start()
-        for number in range(self._threads):  # Python waits at its end for those of a ThreadPoolExecutor, however long
+        for number in range(self._threads):  # at exit Python would wait for ThreadPoolExecutor's threads, however long
             threading.Thread(target=self._serve, name=f"commitlake-handler-{number}", daemon=True).start()
         try:
             self._hand_over(messages)
@@ -99,7 +99,7 @@ class Runner:
             clock.join()
             self._wait_for_calls()
         except KeyboardInterrupt:
-            if self._stop.is_set():  # so it is the second one, and needs no trace
+            if self._stop.is_set():  # this is the second signal, which needs no traceback
                 log.warning("told to stop once more, so nobody waits for %s; it comes again", self._at_work_told())
                 raise SystemExit(STOPPED) from None
             raise
@@ -120,7 +120,7 @@ class Runner:
             for message in messages:
                 self._accept(message)
             self._wait_for_lines()
-        except Exception as error:  # told when the calls under way have returned
+        except Exception as error:  # raised when the running calls have returned
             self._fail(error)
 
     def _accept(self, message: ReceivedMessage) -> None:
@@ -135,14 +135,14 @@ class Runner:
         self._begin(key, line)
 
     def _has_room(self) -> bool:
-        """Wait for room, and take it; False where told to stop."""
+        """Wait for a free place, and take it; False when `stop` is set first."""
         while not self._room.acquire(timeout=_LOOK_S):
             if self._stop.is_set():
                 return False
         return True
 
     def _wait_for_calls(self) -> None:
-        """Until all the room is free again; told to stop, say what for."""
+        """Wait until all places are free again; after a stop, log which handlers still run."""
         left, told_at = 2 * self._threads, None
         while left:
             left -= self._room.acquire(timeout=_LOOK_S)
@@ -158,7 +158,7 @@ class Runner:
         return f"{first} and {len(others)} more" if others else first
 
     def _begin(self, key: Hashable, line: Line) -> None:
-        """Begin with the first message of a line, if nobody is at it and it is due."""
+        """Queue the first message of a line, if no handler has it and it is due."""
         with self._lock:
             if line.due_s is None or line.due_s > time.monotonic() or not line.messages:
                 return
@@ -186,9 +186,9 @@ class Runner:
             self._room.release()
 
     def _work_on_first(self, key: Hashable, line: Line) -> bool:
-        """Work on the first message of a line; whether to go on with the next.
+        """Handle the first message of a line; False when the line is empty or its first message waits for a retry.
 
-        While one waits for its next attempt it stays open, and with it all behind it: so the order holds elsewhere too.
+        A message that waits for a retry stays open, and so do all behind it: another instance gets them in order, too.
         """
         message = line.messages[0]
         remark = self._call(message)
@@ -206,11 +206,11 @@ class Runner:
             return bool(line.messages)
 
     def _call(self, message: ReceivedMessage) -> str | None:
-        """Call the handler; None when the message is done, else why not."""
+        """Call the handler; None when the message is finished, else the reason for a retry."""
         self._at_work.add(message)
         try:
             found = self._handler(message)
-        except Exception as error:  # a handler may raise anything: the message comes again
+        except Exception as error:  # a handler may raise anything; the message is retried
             told = _told(error)
             log.warning("the handler failed at %r: %s", message, told)
             return None if message.finished else told[:_LONGEST_REMARK]
@@ -223,12 +223,12 @@ class Runner:
         return None
 
     def _fail(self, error: BaseException) -> None:
-        """End the run: by SystemExit and the like of a handler, or what nobody foresaw; the message stays open."""
+        """End the run: after SystemExit or another BaseException of a handler, or a defect. The message stays open."""
         self._failure = self._failure or error
         self._stop.set()
 
     def _look_again(self) -> None:
-        """Begin with what is due again, and let queues go that another instance is to read."""
+        """Queue messages whose retry is due, and give back lines whose queue goes to another instance."""
         try:
             while not self._is_over.wait(_LOOK_S):
                 with self._lock:
@@ -246,9 +246,9 @@ class Runner:
             self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
 
     def _is_given_back(self, key: Hashable, line: Line) -> bool:
-        """Whether the queues of a line are to be read by another instance: it gets the line's messages, in order.
+        """Give back the messages of a line whose queue goes to another instance; True when no message is left.
 
-        A key without a sharding key stands in several queues; what is in those that stay goes on here.
+        Messages of one text in `keys` are in several queues; those in queues that stay continue here.
         """
         with self._lock:
             if line.due_s is None or not line.messages or not line.messages[0].give_back():
@@ -261,7 +261,7 @@ class Runner:
             return not line.messages
 
     def _wait_for_lines(self) -> None:
-        """At the end of the messages work on what can be begun now; what waits for an attempt comes again later."""
+        """After the last message, wait until no line is in a handler or due; waiting messages are redelivered later."""
         while not self._stop.is_set():
             with self._lock:
                 lines = list(self._lines.values())
@@ -274,11 +274,11 @@ class Runner:
 def _told(error: Exception) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # its own `__str__` fails
+    except Exception:  # the `__str__` of the error fails
         return type(error).__name__
 
 
 def _key(message: ReceivedMessage) -> Hashable:
-    """What orders a message: its sharding key, else its keys; None for one that has neither."""
+    """The topic and the sharding key, else the keys, by which messages are ordered; None for a message with neither."""
     key = message.sharding_key or message.keys
     return None if key is None else (message.topic, key)

@@ -1,4 +1,4 @@
-"""Committed messages and receipts with Spark: `commitlake.read_topic` and `commitlake.receipts`."""
+"""Reads committed messages and writes receipts with Spark: `commitlake.read_topic` and `commitlake.receipts`."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def read_topic(
 
     Args:
         spark: a session with Delta, also one of Spark Connect.
-        conf: the coordinator's configuration, the path of one, or its keys and values; `warehouse` counts.
+        conf: the coordinator's configuration, its path, or its keys and values; `warehouse` counts.
         topic: the topic.
-        up_to: a batch_id, or `last complete batch`, at which several topics are at one point; normal messages,
-            which belong to no batch, come all.
+        up_to: the last batch_id to read, or `last complete batch`, at which several topics are at one point. Normal
+            messages belong to no batch, and are all read.
         tags: a tag, tags joined by `||`, or a list of tags; None or `*` for all.
-        from_time: rows that became visible then or later.
-        stream: as a stream, in which each row comes once.
+        from_time: only rows that became visible at this time or later.
+        stream: return a stream, in which each row comes once.
 
     Raises:
-        ConsumerError: `up_to` is none of these, or is given for a stream, which has no end.
-        NoTableError: the topic has no table. On Spark Connect Spark's own error comes, once the rows are looked at.
+        ConsumerError: `up_to` is neither of these, or is given for a stream, which has no end.
+        NoTableError: the topic has no table. Spark Connect raises Spark's own error, when the rows are read.
     """
     _check_up_to(up_to, stream=stream)
     warehouse = Warehouse(spark, configuration.of(conf).warehouse)
     name = topic_table(topic)
     try:
-        last = warehouse.newest_batch() if up_to == LAST_COMPLETE else up_to  # before the rows: they may only be newer
+        last = warehouse.newest_batch() if up_to == LAST_COMPLETE else up_to  # first, so that the rows are not older
         rows = warehouse.stream(name) if stream else warehouse.read(name)
     except NoTableError:
         raise NoTableError(missing.told(f"{warehouse.root}/{name.path}")) from None
@@ -73,20 +73,20 @@ def _check_up_to(up_to: int | str | None, *, stream: bool) -> None:
 
 
 class SparkReceipts:
-    """Writes a group's receipts from `foreachBatch`, into the table that consumers without Spark write to as well.
+    """Writes a group's receipts from `foreachBatch`, into the same table as consumers without Spark.
 
-    A micro-batch that runs again writes its receipts again, which changes no answer.
+    A repeated micro-batch writes its receipts again, which changes no answer.
     """
 
     def __init__(self, receipts: receipt_table.Receipts, group: str, topic: str) -> None:
         self._receipts, self._group, self._topic = receipts, group, topic
 
     def done(self, messages: DataFrame, remark: str | None = None) -> None:
-        """The group has done what it does with these rows of the topic. Their bodies stay in Spark."""
+        """Note that the group has finished its work on these rows of the topic. The bodies stay in Spark."""
         self._write(messages, "DONE", remark)
 
     def dead(self, messages: DataFrame, remark: str | None = None) -> None:
-        """The group gives up on these rows: its dead letters."""
+        """Note that the group gives up on these rows, which become its dead letters."""
         self._write(messages, "DEAD", remark)
 
     def _write(self, messages: DataFrame, state: str, remark: str | None) -> None:
@@ -100,15 +100,15 @@ class SparkReceipts:
 def receipts(
     spark: SparkSession, conf: Conf, group: str, topic: str, *, storage_options: Options = None
 ) -> SparkReceipts:
-    """Return what writes the receipts of a group that reads a topic with Spark.
+    """Return a writer of receipts for a group that reads a topic with Spark.
 
     Args:
         spark: the session that reads; its driver writes the receipts.
-        conf: the coordinator's configuration, the path of one, or its keys and values; `receipts` counts.
+        conf: the coordinator's configuration, its path, or its keys and values; `receipts` counts.
         group: the group of consumers.
         topic: the topic.
-        storage_options: of deltalake, for object stores.
+        storage_options: deltalake's options for object stores.
     """
-    del spark  # it reads; the receipts are written by deltalake, see `consumer.receipts`
+    del spark  # the session only reads; deltalake writes the receipts, see `consumer.receipts`
     place = f"{configuration.of(conf).receipts_place}/receipts"
     return SparkReceipts(receipt_table.Receipts(place, group, topic, storage_options), group, topic)

@@ -1,4 +1,4 @@
-"""What one instance of a group does with one topic: it hands messages over."""
+"""Hands the messages of one topic over to one instance of a group."""
 
 from __future__ import annotations
 
@@ -35,42 +35,42 @@ from commitlake.throttled import ThrottledWarning
 log = logging.getLogger(__name__)
 
 MOST_OPEN, MOST_OPEN_BYTES = 10_000, 64 << 20
-"""Messages that were handed over and are not finished, and bytes of their rows."""
+"""Limits of the messages that were handed over and are not finished, and of the bytes of their rows."""
 MOST_UNWRITTEN = 250_000
-"""Messages whose receipts are not written, some 450 bytes each: their store is away, or slow."""
+"""Messages with an unwritten receipt, some 450 bytes each, while the store of receipts is away or slow."""
 MOST_KEPT_BYTES = 512 << 20
-"""Of messages that are finished behind one that is open; a restart gets them again."""
+"""Bytes of messages that are finished behind an open one; a restart reads them again."""
 MOST_WAITING = 50_000
 """Messages that wait for their next attempt, some 5 kB each: a handler whose database is away fails for all."""
 _LOOK_S, _LATE_S, _STALLED_S = 0.01, 0.5, 5.0
 _AGAIN_MOST = 1_000
-"""Less than may be open: a batch of them is handed over as a whole."""
+"""Retries that are looked up together; less than `MOST_OPEN`, since a batch is handed over as a whole."""
 _PUT_OFF_MS = 2_000
-"""After this a retry is looked up again whose row could not be read: the snapshot was older, or the store away."""
+"""Pause before a retry is looked up again whose row could not be read: the snapshot was older, or the store away."""
 
 
 class Flag(Protocol):
-    """What tells to stop."""
+    """A flag that stops an iteration."""
 
     def is_set(self) -> bool:
         """Whether to stop."""
 
     def wake(self) -> None:
-        """End a wait for news."""
+        """End a wait for new messages."""
 
 
 class ReadOptions(NamedTuple):
     """How a topic is read.
 
     Attributes:
-        place: of the topic's table.
-        receipts_at: where the tables of consumers are.
-        group: the group.
-        wanted: which messages.
+        place: place of the topic's table.
+        receipts_at: place of the consumers' tables.
+        group: the consumer group.
+        wanted: filter of the messages.
         start_ms: where a new group begins, ms since epoch, UTC; 0 for the first message, None for the newest.
         follow: wait for new messages.
-        lease_s: silence after which others take the queues.
-        retention_ms: age at which receipts of messages that are done go; 0: never.
+        lease_s: seconds without a sign of life after which others take the queues.
+        retention_ms: age at which receipts of done messages are deleted; 0: never.
         options: deltalake's `storage_options`.
     """
 
@@ -86,10 +86,10 @@ class ReadOptions(NamedTuple):
 
 
 class Subscription:
-    """One topic, as one member of a group reads it.
+    """One topic, read by one member of a group.
 
     Args:
-        topic: its name.
+        topic: the topic's name.
         plan: how it is read.
         stop: ends all waiting.
     """
@@ -101,21 +101,21 @@ class Subscription:
         self._member: GroupMember | None = None
         self._lanes: dict[int, Lane] = {}
         self._empty: dict[int, Lane] | None = None
-        """In which the last look found nothing; None where it found something, or did not come to it."""
+        """The lanes in which the last look found no row; None when it found one, or did not take place."""
         self._crowd, self._behind = ThrottledWarning(log), ThrottledWarning(log)
-        self._trouble = ThrottledWarning(log, plan.place)  # all groups of the process tell of an outage together
-        # Of its own: what can't be found again holds up no new message.
+        self._trouble = ThrottledWarning(log, plan.place)  # one warning of an outage for all groups of the process
+        # A separate warning: a retry whose row can't be read holds up no new message.
         self._again_trouble = ThrottledWarning(log, (plan.place, "again"))
         self._is_unbounded = False
         self.has_read = False
         """Whether the last look found rows, wanted or not."""
 
     def join(self) -> bool:
-        """Become a member of the group; whether the topic is there.
+        """Become a member of the group; False when the topic has no table yet.
 
         Raises:
-            WarehouseError: it is not there, and nobody wants to wait for it; or it was made again.
-            ConsumerError: the tables of consumers can't be made.
+            WarehouseError: there is no table, and `follow` is False; or the table was created again.
+            ConsumerError: the consumers' tables can't be created.
         """
         if self._member is not None:
             return True
@@ -143,9 +143,9 @@ class Subscription:
         return True
 
     def is_at_end(self) -> bool:
-        """Whether there is nothing to hand over any more, as far as is known."""
+        """Whether no message is left to hand over, as far as this instance knows."""
         member = self._joined
-        is_settled = member.is_settled()  # first: a turn may add queues, in which nobody has looked then
+        is_settled = member.is_settled()  # asked first: a turn may add queues that were not looked at yet
         return (
             is_settled
             and self._empty == member.lanes.reading()
@@ -154,14 +154,14 @@ class Subscription:
         )
 
     def is_due(self) -> bool:
-        """Whether a message is due again; also the place where a failure of the member is told."""
+        """Whether a retry is due. Raises the error that ended the member."""
         if self._member is None:
             return False
         self._member.raise_if_failed()
         return self._member.lanes.due_ms <= now_ms() and not self._member.is_late()
 
     def due_in_s(self) -> float:
-        """When to ask `is_due` again, unless told to before."""
+        """Seconds until `is_due` should be asked again, unless `wake` comes first."""
         if self._member is None or self._member.is_late():
             return _LATE_S
         return max(_LOOK_S, (self._member.lanes.due_ms - now_ms()) / 1_000)
@@ -172,10 +172,10 @@ class Subscription:
             self._member.raise_if_failed()
 
     def leave(self, *, at_once: bool) -> None:
-        """Leave the group: at once, or once all that was handed over is finished.
+        """Leave the group: at once, or once all messages that were handed over are finished.
 
         Raises:
-            ConsumerError: what became of messages could not be written.
+            ConsumerError: receipts could not be written.
         """
         if self._member is None:
             return
@@ -185,12 +185,12 @@ class Subscription:
             self.drain()
 
     def drain(self) -> None:
-        """Leave the group once nothing is open."""
+        """Leave the group once no message is open."""
         if self._member is not None:
             self._member.drain()
 
     def messages(self) -> Iterator[ReceivedMessage]:
-        """What is due again, and the next window of new messages."""
+        """Messages whose retry is due, then the next window of new messages."""
         yield from self._messages_again()
         window = self._next_window()
         if window is None:
@@ -210,7 +210,7 @@ class Subscription:
         self._pass(window, lanes)
 
     def batches(self) -> Iterator[MessageBatch]:
-        """The same, many at once."""
+        """The same messages as Arrow tables."""
         for rows, found in self._again():
             for _, same in groupby(found, lambda part: (part.attempt, part.round)):
                 parts = [part for part in same if self._hand_again(part)]
@@ -227,7 +227,7 @@ class Subscription:
             for queue in np.unique(ids).tolist()
         ]
         parts = [part for part in parts if self._joined.lanes.hand_over(part)]
-        self._pass(window, lanes)  # before the caller has it, who may go on in another loop
+        self._pass(window, lanes)  # before `yield`: the caller may continue in another loop
         if parts:
             chosen = np.sort(np.concatenate([part.chosen.indexes for part in parts]))
             whole = len(chosen) == rows.table.num_rows
@@ -249,7 +249,7 @@ class Subscription:
         return MessageBatch(self._outcomes, handed, table.cast(self._table.schema))
 
     def _next_window(self) -> Window | None:
-        """The next rows of the queues that are read; None when there are none now."""
+        """The next rows of the queues of this instance; None when there are none now."""
         topic, member = self._table, self._joined
         self._empty, self.has_read = None, False
         member.raise_if_failed()
@@ -268,9 +268,9 @@ class Subscription:
         return window
 
     def _crowded(self) -> set[int]:
-        """Queues that are not read further: too much is finished behind a message that is open, or waits.
+        """Queues that are not read further: too much is finished behind an open message, or too many messages wait.
 
-        Where the end is waited for all is read.
+        Without `follow` all queues are read on, since the caller waits for the end.
         """
         lanes = self._joined.lanes
         if self._plan.follow and (waiting := lanes.waiting()) >= MOST_WAITING:
@@ -289,7 +289,7 @@ class Subscription:
         return window
 
     def _read(self, step: Callable[[], Any], otherwise: Any, trouble: ThrottledWarning) -> Any:
-        """Read from the topic; a store that is away is read again later, where anybody waits."""
+        """Read from the topic. With `follow`, a failing store gives `otherwise`, and the read is retried later."""
         try:
             found = step()
         except TRANSIENT as error:
@@ -302,7 +302,7 @@ class Subscription:
         return found
 
     def _pass(self, window: Window, lanes: Mapping[int, Lane]) -> None:
-        """All messages of a window were handed over; not where the iteration was left before."""
+        """Note that all messages of a window were handed over; not called when the iteration was left before."""
         for queue, end in window.ends.items():
             self._joined.lanes.pass_window(lanes[queue], end)
 
@@ -312,15 +312,15 @@ class Subscription:
                 yield ReceivedMessage(self._outcomes, each)
 
     def _hand_again(self, handed: InFlight) -> bool:
-        """Hand a message over once more, right before the caller gets it; else it waits on."""
+        """Note the redelivery of a message, right before the caller gets it; False when the message keeps waiting."""
         if self._stop.is_set() or self._joined.is_late():
             return False
         return self._joined.lanes.hand_again(handed, handed.place())
 
     def _again(self) -> Iterator[tuple[Rows, list[InFlight]]]:
-        """Messages whose next attempt is due, table by table; `_hand_again` hands them over.
+        """Messages whose next attempt is due, table by table; the caller passes each to `_hand_again`.
 
-        Room is waited for before the first: a batch that waits in the middle would wait for messages nobody has yet.
+        The wait for room comes first: in the middle of a batch it would wait for messages that nobody has yet.
         """
         topic, lanes = self._table, self._joined.lanes
         if topic is None or not self.is_due():
@@ -338,12 +338,12 @@ class Subscription:
                     pauses_ms[text] = 0
                     found.append(InFlight(lane, Chosen(rows, (row,)), receipt["attempt"] + 1, receipt["round"]))
                 yield rows, found
-        finally:  # what nobody has now: it could not be read yet, or did not come to its turn, which is at once
+        finally:  # put off what was not handed over: rows that could not be read by 2 s, all others by 0
             for text, (lane, receipt) in due.items():
                 lanes.put_off(lane, place_of(receipt), now_ms() + pauses_ms[text])
 
     def _find(self, topic: Topic, due: list[Waiting]) -> list[pa.Table]:
-        """Rows of messages; those that the snapshot does not have are looked up in the newest version."""
+        """Rows of messages; if the snapshot lacks some, from the newest version."""
 
         def find() -> list[pa.Table]:
             found = [topic.find(due)]
@@ -355,9 +355,10 @@ class Subscription:
         return tables
 
     def _wait_for_room(self) -> None:
-        """Wait while too much is open, or while nobody can tell whether this instance still owns its queues.
+        """Wait while too much is open, or while this instance can't tell whether it still owns its queues.
 
-        Where the end is waited for, it is reached also by one who takes all messages before finishing the first.
+        Without `follow` the limit of open messages is lifted after `_STALLED_S`, if no message was finished: a caller
+        that takes all messages before it finishes the first must reach the end, too.
         """
         member, begun = self._joined, time.monotonic()
         lanes, before = member.lanes, member.lanes.finished

@@ -1,4 +1,4 @@
-"""Tables that consumers write, by deltalake: their making, and few files of many."""
+"""Tables that consumers write with deltalake: creation, appends, and compaction."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from commitlake.reading.table import Options
 log = logging.getLogger(__name__)
 
 TRANSIENT = (DeltaError, OSError, pa.ArrowException, ConsumerError)
-"""What a store raises that is away for a while; also what it raises for ever when it is broken."""
+"""Errors of a store that is away for a while; a store that is broken for good raises the same."""
 _COMPACT_EVERY, _MOST_FILES = 200, 10_000
-"""Commits, or files that they write, one for each group: 10 000 take 20 s of a core."""
+"""Commits, or files of commits (one for each group), between two compactions: 10 000 files take 20 s of a core."""
 _COMMIT_TRIES = 100
-"""Of an append, which only the commits of other processes come before."""
+"""Tries of an append, which only commits of other processes can precede."""
 
 
 def create(place: str, schema: pa.Schema, partition_by: list[str], options: Options, more: dict[str, str]) -> None:
-    """Make a table where it is missing; its log is kept for a day."""
+    """Create a table if it is missing; its log is kept for a day, unless `more` says otherwise."""
     short = {"delta.logRetentionDuration": "interval 1 day", "delta.deletedFileRetentionDuration": "interval 1 hour"}
     kept = storage_options(options)
     settings = {**short, **more}
@@ -35,22 +35,22 @@ def create(place: str, schema: pa.Schema, partition_by: list[str], options: Opti
             place, schema, mode="ignore", partition_by=partition_by, configuration=settings, storage_options=kept
         )
     except (DeltaError, OSError) as error:
-        if not DeltaTable.is_deltatable(place, kept):  # unless another instance made it at the same moment
+        if not DeltaTable.is_deltatable(place, kept):  # another instance may have created it at the same moment
             msg = f"receipts: cannot make the table {place}: {error}; name a place that this process may write to"
             raise ConsumerError(msg) from error
 
 
 def check_there(place: str) -> None:
-    """Raise FileNotFoundError unless a table is there: deltalake would write files where a mount point is empty."""
+    """Raise FileNotFoundError unless a local table exists: deltalake would write files into an empty mount point."""
     if is_local(place) and not (local_path(place) / "_delta_log").is_dir():
         msg = f"the table {place} is away"
         raise FileNotFoundError(msg)
 
 
 def compact(table: DeltaTable) -> None:
-    """Make few files of many, and remove what no version of the last hour uses.
+    """Compact a table's files, and remove files that no version of the last hour uses.
 
-    Another instance may do so at the same moment: then one of the two fails, and nothing is lost.
+    If another instance does so at the same moment, one of the two fails, and nothing is lost.
     """
     try:
         table.optimize.compact()
@@ -61,18 +61,18 @@ def compact(table: DeltaTable) -> None:
 
 
 class Appender:
-    """Appends rows to a table for all of this process, one commit at a time.
+    """Appends rows to a table for all groups of this process, one commit at a time.
 
-    With a hundred at a time all race for the next version of the log, and most lose.
+    A hundred commits at a time would race for the next version of the log, and most would lose.
     """
 
     def __init__(self, place: str, options: dict[str, str] | None) -> None:
         self._place, self._options = place, options
         self._turn, self._tidying = threading.Lock(), threading.Lock()
-        self._commits = self._files = 0  # since files were made few
+        self._commits = self._files = 0  # since the last compaction
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows, whose first column tells the files apart."""
+        """Append rows; their first column is the partition column, so each of its values makes a file."""
         again = CommitProperties(max_commit_retries=_COMMIT_TRIES)
         with self._turn:
             check_there(self._place)
@@ -80,7 +80,7 @@ class Appender:
             self._commits, self._files = self._commits + 1, self._files + len(rows[0].unique())
 
     def wants_tidying(self) -> bool:
-        """Whether there are so many files that it is time for `tidy`; that is told once."""
+        """Whether it is time for `tidy`, by the number of commits or files; True resets the count."""
         with self._turn:
             is_due = self._commits >= _COMPACT_EVERY or self._files >= _MOST_FILES
             if is_due:
@@ -88,7 +88,7 @@ class Appender:
             return is_due
 
     def tidy(self) -> None:
-        """Make few files of many, which may take a minute; not where another thread does."""
+        """Compact the table, which may take a minute; does nothing while another thread does it."""
         if self._tidying.acquire(blocking=False):
             try:
                 compact(DeltaTable(self._place, storage_options=self._options))
@@ -104,6 +104,6 @@ def _appender(place: str, options: tuple[tuple[str, str], ...] | None) -> Append
 
 
 def appender(place: str, options: Options) -> Appender:
-    """What appends to a table in this process."""
+    """This process's appender for a table."""
     kept = storage_options(options)
     return _appender(place, None if kept is None else tuple(sorted(kept.items())))

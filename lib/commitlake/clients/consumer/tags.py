@@ -1,4 +1,4 @@
-"""Which tags a group wants: RocketMQ's expression, tags joined by `||`, or a list of tags."""
+"""The tags that a group wants, as RocketMQ's expression, tags joined by `||`, or as a list of tags."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Tags = str | list[str] | tuple[str, ...]
 
 
 def tags_of(given: Tags | None) -> list[str] | None:
-    """The tags; None for all, which None, an empty text or `*` stand for.
+    """The tags as a list; None for all, which None, an empty text or `*` mean.
 
     Raises:
-        ConsumerError: there is none, or something else.
+        ConsumerError: no tag is given, or something else than tags.
     """
     if given is None or given in ("", "*"):
         return None
@@ -20,7 +20,7 @@ def tags_of(given: Tags | None) -> list[str] | None:
     tags = [tag for each in given.split("||") if (tag := each.strip())] if isinstance(given, str) else list(given)
     if not tags or any(tag != tag.strip() or tag in ("", "*") or "||" in tag for tag in tags):
         raise _refused(given)
-    return [str.__str__(tag) for tag in tags]  # without what an Enum makes of it
+    return [str.__str__(tag) for tag in tags]  # a member of a string Enum becomes its value
 
 
 def _refused(given: object) -> ConsumerError:

@@ -27,7 +27,7 @@ from commitlake.reading.table import Options, Snapshot
 BUDGET = 4 << 20
 """Bytes of files that are looked at together: their keys are in memory, some 100 bytes a row."""
 _MOST_RECENT, _RECENT_BYTES = 256, 256 << 10
-"""Files of all topics, and bytes of one's rows, that stay in memory for other groups."""
+"""Small files of all topics that stay in memory for other groups, and the largest bytes of one file's rows."""
 _RECENT: dict[tuple[int, str], pa.Table] = {}
 _KEEPING, _NUMBERS = threading.Lock(), itertools.count()
 _HIGHEST = 1 << 62
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Listing(NamedTuple):
-    """The files of a version, with what is asked of them again and again."""
+    """The files of a version, with values that are needed often, computed once."""
 
     files: pa.Table
     known: window.FileStatistics
@@ -45,7 +45,7 @@ class Listing(NamedTuple):
 
 
 class TopicFiles(Snapshot):
-    """A topic's table for all groups of this process, and the rows of small files that one of them has just read."""
+    """A topic's table, shared by all groups of this process, with the rows of small files that one has just read."""
 
     def __init__(self, place: str, options: Options = None) -> None:
         super().__init__(place, options)
@@ -53,7 +53,7 @@ class TopicFiles(Snapshot):
         self._number = next(_NUMBERS)
 
     def listing(self) -> Listing:
-        """The files of the snapshot; another one for each version."""
+        """The files of the snapshot; a new object for each version."""
         found = self._listing
         if found is not None and found.files is self._actions:
             return found
@@ -66,7 +66,7 @@ class TopicFiles(Snapshot):
             return found
 
     def keep(self, path: str, rows: pa.Table) -> None:
-        """Keep all rows of a file for a while; it never changes, and a deletion vector has taken none of them."""
+        """Cache all rows of a small file: files never change, and this one has no deletion vector."""
         if rows.nbytes <= _RECENT_BYTES:
             with _KEEPING:
                 _RECENT[self._number, path] = rows
@@ -74,7 +74,7 @@ class TopicFiles(Snapshot):
                     del _RECENT[next(iter(_RECENT))]
 
     def recent(self, path: str) -> pa.Table | None:
-        """All rows of a file, where they are at hand."""
+        """All rows of a file, if cached; else None."""
         return _RECENT.get((self._number, path))
 
 
@@ -82,15 +82,15 @@ class Topic:
     """Reads the table of a topic.
 
     Args:
-        place: Where it is.
+        place: Place of the table.
         options: deltalake's `storage_options`.
 
     Attributes:
-        id: Of the table: one that is made at the same place later has another.
+        id: Id of the table; a table that is created at the same place later has another id.
 
     Raises:
-        NoTableError: It is not there.
-        WarehouseError: It can't be read.
+        NoTableError: There is no table.
+        WarehouseError: The table can't be read.
     """
 
     def __init__(self, place: str, options: Options = None) -> None:
@@ -99,17 +99,17 @@ class Topic:
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
         self.id, self.schema = self._table.id, self._table.schema
-        self._finished: set[str] = set()  # files without a row behind the cursors; they never change
+        self._finished: set[str] = set()  # files, which never change, without a row behind the cursors
         self._plan: Plan | None = None
         self._take_files()
 
     def refresh(self, *, of_late: bool = False) -> bool:
-        """Go to the newest version, or one that another group has just seen; whether that is another one."""
+        """Go to the newest version, or with `of_late` to one that a group has just read; True if it is new here."""
         if not (of_late and self._table.is_fresh()):
             self._table.refresh()
         is_new = self._table.listing() is not self._all
         if is_new:
-            self._plan = None  # it counts rows of files, of which a deletion vector may have taken some out
+            self._plan = None  # its row numbers are wrong if a new deletion vector removes rows
             self._take_files()
         return is_new
 
@@ -123,20 +123,20 @@ class Topic:
         return set(self._all.queues)
 
     def begin(self, queue: int) -> None:
-        """A queue is read from another cursor than before."""
+        """Note that a queue is read from another cursor than before."""
         self._plan, paths, queues = None, self._all.paths, self._all.queues
         self._finished -= {path for path, other in zip(paths, queues, strict=True) if other == queue}
         self._left = range(len(paths))
 
     def next(self, cursors: Mapping[int, Cursor]) -> Window | None:
-        """The next rows of these queues behind their cursors, None when there are none.
+        """The next rows of these queues behind their cursors; None when there are none.
 
-        A cursor goes on behind each window; `begin` tells of one that does not.
+        The caller moves each cursor behind the window, and calls `begin` for a cursor that moves otherwise.
         """
         return self._at_newest(lambda: self._next(cursors))
 
     def _at_newest(self, read: Callable[[], T]) -> T:
-        """Read; once more from the newest version where maintenance has removed files that the snapshot names."""
+        """Read; retry from the newest version if maintenance has removed files that the snapshot names."""
         try:
             return read()
         except FileNotFoundError:
@@ -152,9 +152,9 @@ class Topic:
         return self._plan.next() if self._plan is not None else None
 
     def _planned(self, cursors: Mapping[int, Cursor]) -> Plan | None:
-        """What comes next; None when no file has more.
+        """A plan of the next rows; None when no file has more.
 
-        Where the first rows of some files may not be handed over yet, more files are looked at, one by one at first.
+        While no row of the files may be handed over yet, more files are looked at, twice as many each time.
         """
         looked: dict[int, Part] = {}
         files = self._unfinished(cursors)
@@ -177,7 +177,7 @@ class Topic:
         return None
 
     def find(self, places: Collection[Mapping[str, Any]]) -> pa.Table:
-        """Rows of messages by their `PLACE_COLUMNS`; rows that are not there are left out."""
+        """Rows of messages by their `PLACE_COLUMNS`; missing rows are left out."""
         return self._at_newest(lambda: self._find(places))
 
     def _find(self, places: Collection[Mapping[str, Any]]) -> pa.Table:
@@ -199,18 +199,18 @@ class Topic:
     def unfinished(
         self, cursors: Mapping[int, Cursor] | None, offsets: Collection[int], columns: Sequence[str], first: int
     ) -> Iterator[tuple[Iterator[pa.RecordBatch], datetime | None]]:
-        """Rows behind the cursors of their queues, batch by batch; and those with one of some source_offsets.
+        """Rows behind the cursors of their queues, and rows with one of some source_offsets, batch by batch.
 
-        They come in parts, the files whose rows became visible first before the others.
+        The rows come in parts. Files whose rows became visible first come first.
 
         Args:
-            cursors: None for a group that has none: then all rows count as behind.
+            cursors: cursors by queue; None for a group without any: then all rows count as behind.
             offsets: source_offsets.
-            columns: of the rows; `is_behind` comes as well.
-            first: files in the first part; each further one has twice as many.
+            columns: columns of the rows; the column `is_behind` is added.
+            first: files in the first part; each further part has twice as many.
 
         Yields:
-            Rows, and since when the oldest of all later parts may be visible; None for the last part.
+            Rows, and the lowest `visible_at` that a later part may have; None for the last part.
         """
         files, known, wanted = self._all.files, self._all.known, np.unique(np.asarray([*offsets], np.int64))
         has = np.searchsorted(wanted, known.first_offset) < np.searchsorted(wanted, known.last_offset, "right")
@@ -237,8 +237,8 @@ class Topic:
         """How many rows are behind the cursors of their queues, and when the oldest of them became visible.
 
         Args:
-            cursors: of queues; those that are missing begin with the first row.
-            most_rows: so many are looked at; of the other files all rows count.
+            cursors: cursors by queue; a queue without one counts from its first row.
+            most_rows: how many rows are compared; in further files all rows count. None: no limit.
         """
         reached = {queue: cursors.get(queue, Cursor()) for queue in self.queues()}
         files = self._all.files.take(self._unfinished(reached))
@@ -253,7 +253,7 @@ class Topic:
         return count, min((first for first in firsts if first is not None), default=None)
 
     def _are_behind(self, files: pa.Table, reached: Mapping[int, Cursor]) -> npt.NDArray[np.bool_]:
-        """Of which files the statistics alone tell that all rows are behind the cursors of their queues."""
+        """For each file, whether its statistics alone show that all its rows are behind the cursor of its queue."""
         known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._all.deleted
         ahead = [window.is_ahead(known, index, reached[queue]) for index, queue in enumerate(queues)]
         has_all = pc.and_(files["num_records"].is_valid(), _column(files, "min.visible_at").is_valid())
@@ -264,13 +264,13 @@ class Topic:
     def _compared(
         self, files: pa.Table, reached: Mapping[int, Cursor], columns: Sequence[str]
     ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.bool_]]]:
-        """Rows of files, batch by batch, and which of them are behind the cursors of their queues."""
+        """Rows of files, batch by batch, and for each row whether it is behind the cursor of its queue."""
         for path, queue in _paths(files):
             for batch in self._rows(path, queue).columns(list(dict.fromkeys((*columns, *ORDER_COLUMNS)))):
                 yield batch, reached[queue].is_before(keys_of(batch))
 
     def ends(self, before_ms: int | None = None) -> dict[int, Cursor]:
-        """Cursors behind all rows that are visible now, or that were before a time (ms since epoch, UTC)."""
+        """Cursors behind all rows that are visible now, or became visible before a time (ms since epoch, UTC)."""
         files = self._all.files
         condition = None
         if before_ms is not None:
@@ -287,7 +287,7 @@ class Topic:
         return found
 
     def _unfinished(self, cursors: Mapping[int, Cursor]) -> Numbers:
-        """Files that may have rows behind the cursors of their queue, by their numbers in the listing."""
+        """Numbers, in the listing, of the files that may have rows behind the cursor of their queue."""
         known, paths, queues = self._all.known, self._all.paths, self._all.queues
         self._left = [file for file in self._left if paths[file] not in self._finished]
         mine = [file for file in self._left if queues[file] in cursors]
@@ -296,14 +296,14 @@ class Topic:
         return np.array([file for file in mine if file not in done], np.int64)
 
     def _behind(self, files: Sequence[int], cursors: Mapping[int, Cursor], looked: dict[int, Part]) -> list[Part]:
-        """Rows of the files behind the cursors; of small files they are in memory, as long as there is room.
+        """The rows of files behind the cursors. Rows of small files are loaded while `WINDOW_BYTES` has room.
 
-        The first look ends where there is none. Later ones take the others too, of which only keys are in memory.
+        The first look ends when the room is used up. Later looks take all files, and load only keys of the others.
 
         Args:
-            files: in their order.
-            cursors: of their queues.
-            looked: those that were looked at before, and these.
+            files: numbers of the files, in order.
+            cursors: cursors by queue.
+            looked: parts of the files that were looked at before; those of this look are added.
         """
         left = WINDOW_BYTES - sum(part.table.nbytes for part in looked.values())
         is_first = not looked
@@ -323,7 +323,7 @@ class Topic:
                             self._table.keep(path, table)
                         rows = None
                 left -= table.nbytes
-                # Thousands of small files would be open at once; a large one is read on where it was left.
+                # A small file is opened again, else thousands would be open at once. A large one stays open.
                 looked[file] = _part(
                     table, rows, cursors[queue], partial(self._rows, path, queue) if is_small else None
                 )
@@ -334,7 +334,7 @@ class Topic:
 
 
 def _part(table: pa.Table, rows: ParquetRows | None, cursor: Cursor, again: Callable[[], ParquetRows] | None) -> Part:
-    """The rows behind a cursor, all of the file in `table`, or read by `rows`; `again` opens the file once more."""
+    """The rows of a file behind a cursor. All rows are in `table`, or `rows` reads them; `again` reopens the file."""
     keys = keys_of(table) if rows is None else Keys.joined([keys_of(batch) for batch in rows.columns(ORDER_COLUMNS)])
     numbers = np.flatnonzero(cursor.is_before(keys))
     if len(numbers) < len(keys.batch):
@@ -350,7 +350,7 @@ def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
 
 
 def statistics(files: pa.Table) -> window.FileStatistics:
-    """Statistics of files, wide where there are none."""
+    """Statistics of files; a missing one gets the widest range."""
     rows, nulls = files["num_records"], _column(files, "null_count.batch_id")
     all_normal = pc.equal(nulls, rows).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
     has_normal = pc.greater(nulls, 0).fill_null(True).to_numpy(zero_copy_only=False).astype(bool)

@@ -1,4 +1,4 @@
-"""What a group has not done yet: messages of a topic that it did not pass, without a receipt that says so."""
+"""Messages that a group has not done: retries, dead letters, and those that it has neither passed nor done."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def unfinished(
 ) -> pa.Table:
     """Messages that a group has not done, the oldest first, whether or not a consumer of the group runs.
 
-    A group that was read by a consumer begins where it was told to, and what it did not want is passed. One that has
-    only receipts of Spark, or none, begins with the first message.
+    A group of `consume` begins where its `start` said, and has passed the messages that its filter did not want. A
+    group that has only receipts of Spark, or none, begins with the first message.
 
     Args:
-        conf: where the tables are.
+        conf: names the tables.
         topic: the topic.
         group: the group of consumers.
         tags: as in `consume`.
         where: as in `consume`.
-        limit: the most messages; no more are in memory.
+        limit: the largest number of messages, also in memory; None for all.
         options: deltalake's `storage_options`.
 
     Returns:
@@ -106,7 +106,7 @@ def is_known(conf: Config, topic: str, group: str, options: Options = None) -> b
 
 
 def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
-    """Receipts of the group for the topic; None where no consumer ever ran."""
+    """Receipts of the group for the topic; None if there is no table of receipts."""
     try:
         table = Snapshot(f"{conf.receipts_place}/receipts", options).dataset()
     except WarehouseError:
@@ -116,6 +116,6 @@ def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Sc
 
 
 def _open_offsets(conf: Config, group: str, topic: str, options: Options) -> list[int]:
-    """Where messages are that wait for their next attempt, or are dead letters: the group has passed them."""
+    """source_offsets of messages that wait for their next attempt, and of dead letters: the group has passed them."""
     receipts = kept_receipts(conf.receipts_place, group, topic, options)
     return [row["source_offset"] for row in (*receipts.waiting(), *receipts.dead())]

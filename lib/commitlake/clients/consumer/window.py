@@ -1,7 +1,7 @@
-"""Which files of a topic table are read next, and how far their rows may be handed over.
+"""Chooses the files of a topic table that are read next, and how far their rows may be handed over.
 
-Files overlap: compaction puts rows of many batches into one, and a batch has a file in each queue. So the files of a
-window are taken by their first rows, and rows beyond the first row of any file that is left wait for a later window.
+Files overlap: compaction puts rows of many batches into one file, and a batch has a file in each queue. So files are
+taken in the order of their first rows. Rows beyond the first row of any remaining file wait for a later window.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FileStatistics:
-    """What the statistics tell of files, one element for each.
+    """Statistics of files, one element for each file. An unknown value stands for the widest range.
 
     Attributes:
-        written: ms since epoch, UTC.
+        written: modification time, ms since epoch, UTC.
         size: bytes.
-        first_batch: lowest batch_id; above all where no row has one, -1 where it is not known.
-        last_batch: highest batch_id; above all where it is not known.
-        has_normal: whether rows without a batch may be there.
+        first_batch: lowest batch_id; above all others if no row has one, -1 if unknown.
+        last_batch: highest batch_id; -1 if no row has one, above all others if unknown.
+        has_normal: whether the file may have rows without a batch.
         first_queue: lowest source_queue.
         last_queue: highest source_queue.
         first_offset: lowest source_offset.
@@ -51,7 +51,7 @@ class FileStatistics:
 
 
 def is_finished(files: FileStatistics, index: int, cursor: Cursor) -> bool:
-    """Whether the statistics of a file alone tell that all its rows are before the cursor."""
+    """Whether the statistics of a file alone show that all its rows are before the cursor."""
     if files.last_batch[index] >= max(cursor.batch[0], 0):
         return False
     if not files.has_normal[index]:
@@ -62,7 +62,7 @@ def is_finished(files: FileStatistics, index: int, cursor: Cursor) -> bool:
 
 
 def is_ahead(files: FileStatistics, index: int, cursor: Cursor) -> bool:
-    """Whether the statistics of a file alone tell that all its rows are behind the cursor."""
+    """Whether the statistics of a file alone show that all its rows come after the cursor."""
     if files.last_batch[index] >= 0 and files.first_batch[index] <= cursor.batch[0]:
         return False
     if not files.has_normal[index]:
@@ -73,9 +73,10 @@ def is_ahead(files: FileStatistics, index: int, cursor: Cursor) -> bool:
 
 
 def in_order(files: FileStatistics) -> npt.NDArray[np.intp]:
-    """Indexes of the files, about in the order in which they were written, but none behind one with later rows.
+    """Indexes of the files, roughly in the order of writing, but no file after one with later rows.
 
-    So both kinds of rows come on, and of a file that was written anew nobody has to look at all that came between.
+    So rows with and without a batch both advance. A file that compaction wrote late keeps its early place, so the files
+    written in between are not all looked at.
     """
     turn = files.written.copy()
     for mine, first in _sequences(files):
@@ -86,19 +87,19 @@ def in_order(files: FileStatistics) -> npt.NDArray[np.intp]:
 
 
 def _sequences(files: FileStatistics) -> Iterator[tuple[npt.NDArray[np.intp], Numbers]]:
-    """Files whose rows come one after the other, by what their first rows are told."""
+    """Files of each sequence of rows (all batches, then each source queue), and the values that order first rows."""
     yield np.flatnonzero(files.last_batch >= 0), files.first_batch
     for queue in np.unique(files.first_queue[files.has_normal]):
         yield np.flatnonzero(files.has_normal & (files.first_queue == queue)), files.first_offset
 
 
 def fitting(sizes: Numbers, budget: int) -> int:
-    """How many of the files are read together: up to `budget` bytes, and at least one."""
+    """How many of the first files have at most `budget` bytes together; at least one."""
     return max(1, int((np.cumsum(sizes) <= budget).sum()))
 
 
 def may_be_handed_over(keys: Keys, left: FileStatistics) -> npt.NDArray[np.bool_]:
-    """Which rows come before every row of the files that are left."""
+    """For each row, whether it comes before all rows of the remaining files `left`."""
     first_batch = int(left.first_batch.min(initial=_UNLIMITED))
     allowed: npt.NDArray[np.bool_] = (keys.batch >= 0) & (keys.batch < first_batch)
     normal = keys.batch < 0

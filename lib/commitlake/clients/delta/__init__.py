@@ -1,4 +1,4 @@
-"""A commit of Delta tables as the local transaction: no listener, the tables' logs answer.
+"""Commits of Delta tables as local transactions: the tables' logs answer the checks, without a listener.
 
-Begin with `delta_transaction.py`. What is committed is decided by Delta's log alone (contract 4.11).
+Begin with `delta_transaction.py`. Delta's log alone decides whether messages are committed (contract 4.11).
 """

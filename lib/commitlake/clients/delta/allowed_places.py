@@ -1,6 +1,6 @@
-"""Where a rule `delta-log` may look and write: below the places that it names, and never in the coordinator's own.
+"""Places where a rule `delta-log` may read and write: below the places that it names, never in the coordinator's own.
 
-Whoever may write to `half` names the tables, and the coordinator may write what that producer may not.
+Any producer that may write to `half` can name tables, and the coordinator may write where that producer may not.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from commitlake.config.locations import is_local, is_within, likely_parts, parts
 from commitlake.errors import ConfigError, RecordError
 
 DELTA_LOG = "delta-log"
-"""In the place of a rule's table: the logs of the tables that a `delta_transaction` writes to answer."""
+"""Value of a rule's `table`: the logs of the tables that a `delta_transaction` writes to answer the checks."""
 SINKS = "sinks"
-"""The table of `commitlake.sink`, beside the receipts. It holds marks only, so every rule may use it."""
+"""The table of `commitlake.sink`, next to the receipts. Every rule may use it, since it holds only marks."""
 
 
 class AllowedPlaces:
     """The places of one rule.
 
     Args:
-        config: of the coordinator; its warehouse, checkpoints and receipts are its own.
+        config: the coordinator's configuration; its warehouse, checkpoints and receipts are never allowed.
         group: producer group of the rule.
-        places: those that the rule names.
+        places: the places that the rule names.
 
     Raises:
         ConfigError: a place can be read in several ways.
@@ -34,7 +34,7 @@ class AllowedPlaces:
 
     def __init__(self, config: Config, group: str, places: Sequence[str]) -> None:
         own = [config.warehouse, config.checkpoints]
-        with suppress(ConfigError):  # a warehouse in a catalog, and no receipts
+        with suppress(ConfigError):  # raised for a warehouse in a catalog without a place of receipts
             own.append(config.receipts_place)
         self._key = f"checks.{group}.places"
         self._own = [_folded(likely_parts(place)) for place in own]
@@ -42,7 +42,7 @@ class AllowedPlaces:
         self._allowed = [self._parts(place) for place in places]
 
     def check(self, place: str) -> str:
-        """Return the place that may be used: of a local one without symbolic links, so nobody changes them meanwhile.
+        """Return the place to use; a local one without symbolic links, so that nobody can redirect it afterwards.
 
         Raises:
             RecordError: the rule does not allow it.
@@ -72,5 +72,5 @@ class AllowedPlaces:
 
 
 def _folded(found: tuple[str, ...]) -> tuple[str, ...]:
-    """Some file systems do not tell `A` from `a`, nor do hosts."""
+    """The parts in lower case: some file systems, and host names, do not distinguish `A` from `a`."""
     return tuple(each.casefold() for each in found)

@@ -1,7 +1,7 @@
 """`commitlake.delta_transaction`: messages become visible exactly when rows are appended to Delta tables.
 
-First the half messages, which name the tables and a deadline; then the tables' commits, each with the transaction's
-mark; then the decision. Whoever looks later, after a kill anywhere, finds the answer in the tables' logs.
+First the half messages go out, which name the tables and a deadline. Then come the tables' commits, each with the
+transaction's mark, then the decision. After a kill at any point the tables' logs have the answer.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def delta_transaction(
 ) -> Iterator[DeltaTransaction]:
     """A transaction of messages and appends to Delta tables, which ends with its `with` block.
 
-    The coordinator needs the rule `checks: {<group>: {table: delta-log, places: [...]}}`, whose places hold
-    the tables: it ends those of a killed process.
+    The coordinator needs the rule `checks: {<group>: {table: delta-log, places: [...]}}`, and the tables must be below
+    these places. By the rule it ends the transactions of a killed process.
 
     Args:
         spark: a session with Delta.
-        conf: the configuration of the coordinator; its Kafka and `kafka.options` count.
+        conf: the coordinator's configuration; the keys of Kafka count, and `checks`, if it is there.
         group: the producer group.
-        deadline: how long after the first half message rows may come, such as `1h`. Later they are refused.
+        deadline: how long after the first half message rows may be written, such as `1h`. Later rows are refused.
 
     Raises:
         ConfigError: the Kafka address is `embedded`, the deadline is no duration, or the rule of the group in `conf`
             does not allow a table.
         MQClientException: a message is refused.
-        WarehouseError: a table is not there, or the deadline was over; then nothing is visible.
+        WarehouseError: a table is missing, or the deadline had passed; then nothing is visible.
     """
     settings = configuration.of(conf)
     ms = deadline_ms("delta_transaction", settings, deadline)
@@ -69,12 +69,12 @@ class DeltaTransaction:
 
     Args:
         spark: a session with Delta.
-        producer: a running one.
-        deadline_ms: time from the first half message to the last commit of a table.
+        producer: a running producer.
+        deadline_ms: time from the first half message to the last commit of a table, ms.
         allowed: the places where the coordinator may look; None when its rules are not known here.
 
     Attributes:
-        transaction_id: its id, in the ledger and as `txnAppId` in the tables' logs.
+        transaction_id: id of the transaction, in the ledger and as `txnAppId` in the tables' logs.
     """
 
     def __init__(
@@ -93,26 +93,26 @@ class DeltaTransaction:
         self._options = {"txnAppId": self.transaction_id, "txnVersion": str(marks.WRITTEN)}
 
     def send(self, message: Message) -> None:
-        """Send a message when the transaction commits; its body is read then."""
+        """Add a message, which is sent when the transaction commits; its body is read then."""
         self._need_open()
         topic_of(message)
         self._messages.append(message)
 
     def append(self, rows: DataFrame, place: str) -> None:
-        """Append rows to the Delta table at a path or URI when the transaction commits; it is created if need be."""
+        """Add rows, which the commit appends to the Delta table at a path or URI; a missing table is created."""
         self._need_open()
         self._appends.append((rows, place))
 
     def delta_options(self, *places: str) -> dict[str, str]:
-        """Options for writers of your own, which write to these tables within the `with` block, once each.
+        """Options for your own writers, which write to these tables within the `with` block, once each.
 
-        Half messages go out now, so call it after `send` and `append`. The tables must be there.
+        This call sends the half messages, so call it after `send` and `append`. The tables must exist.
         """
         self._prepare([*(place for _, place in self._appends), *places])
         return dict(self._options)
 
     def commit(self) -> None:
-        """Write what is to be appended, and commit the messages."""
+        """Append the rows, and commit the messages."""
         if not self._places:
             self._prepare([place for _, place in self._appends])
         for rows, place in self._appends:
@@ -120,7 +120,7 @@ class DeltaTransaction:
         self._end(is_over=False)
 
     def give_up(self) -> None:
-        """Let no more rows in. Where all tables have them, the messages are committed all the same."""
+        """Roll back, and let no more rows in. If all tables have their rows already, the messages are committed."""
         if self._places:
             self._end(is_over=True)
 
@@ -136,7 +136,7 @@ class DeltaTransaction:
             raise WarehouseError(msg)
 
     def _prepare(self, places: list[str]) -> None:
-        """Send the half messages, which name all tables that are to have rows."""
+        """Send the half messages, which name all tables that get rows."""
         self._need_open()
         if not self._messages or not places:
             msg = "delta_transaction: it has no message or no table; call send(), and append() or delta_options()"
@@ -151,10 +151,10 @@ class DeltaTransaction:
             _create(self._spark, rows, place)
         self._places = named
         for place in self._places:
-            marks.mark(place, self.transaction_id)  # a table that can't be read is told before anything is sent
+            marks.mark(place, self.transaction_id)  # raises before anything is sent, if a table can't be read
         told = properties(named, self._deadline_ms)
         for message in self._messages:
-            if isinstance(message.properties, dict):  # the producer refuses others
+            if isinstance(message.properties, dict):  # the producer refuses any other type
                 message.properties |= told
             self._send(message)
 
@@ -162,7 +162,7 @@ class DeltaTransaction:
         message.transaction_id = self.transaction_id
         try:
             self._halves.send(message)
-        finally:  # it is that of this attempt: the application has not chosen it
+        finally:  # mark it as this attempt's id, which the application has not chosen
             message.transaction_id = None
             message.take_part_in(self.transaction_id)
 
@@ -183,7 +183,7 @@ def _check(allowed: AllowedPlaces | None, place: str) -> None:
     try:
         if allowed is not None:
             allowed.check(place)
-    except RecordError as error:  # that is what it would be in a half message, and no name of the package
+    except RecordError as error:  # `RecordError` is for records, and not a public error of the package
         msg = f"delta_transaction: {error}"
         raise ConfigError(msg) from error
 

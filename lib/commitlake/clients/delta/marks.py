@@ -1,8 +1,8 @@
-"""The mark of a transaction in the log of a Delta table: `SetTransaction`, with its id as the application's.
+"""The mark of a transaction in the log of a Delta table: `SetTransaction`, with the transaction's id as `appId`.
 
-`WRITTEN` stands in the commit that holds its rows. `FENCED` is a commit of its own that says: no rows of it, ever.
-Delta's writer does nothing when its `txnVersion` is not above the one in the log, and fails when a mark comes while it
-commits (ConcurrentTransactionException), so only one of both can be there.
+`WRITTEN` is in the commit with the transaction's rows. `FENCED` is in a commit of its own, which says that no rows of
+it will ever follow. Only one of both can be in a log: Delta's writer does nothing when its `txnVersion` is not above
+the one in the log, and fails when a mark comes while it commits (ConcurrentTransactionException).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from commitlake.reading.table import Options, delta_table
 
 WRITTEN, FENCED = 1, 2
 PREFIX = "commitlake-tx-"
-"""With it begins the id of each transaction that is written to a table's log: whoever may write to `half` chooses ids,
-and other applications, such as streaming queries, keep how far they came under ids of their own in the same logs."""
+"""Prefix of each transaction id that is written to a table's log. Any producer that may write to `half` chooses ids,
+and other applications, such as streaming queries, keep their progress under own ids in the same logs."""
 _SINK = "commitlake-sink-"
 
 
 def new_id() -> str:
-    """A new transaction id that may be a mark."""
+    """A new transaction id that may be written as a mark."""
     return f"{PREFIX}{uuid.uuid4().hex.upper()}"
 
 
 def mark(place: str, transaction_id: str, options: Options = None) -> int | None:
-    """`WRITTEN`, `FENCED`, or None where the table has neither.
+    """The mark of a transaction: `WRITTEN`, `FENCED`, or None when the table has neither.
 
     Raises:
         WarehouseError: the table can't be read.
@@ -38,7 +38,7 @@ def mark(place: str, transaction_id: str, options: Options = None) -> int | None
 
 
 def fence(place: str, transaction_id: str, options: Options = None) -> int:
-    """Make sure that no rows come any more; `FENCED`, or `WRITTEN` where they are there already.
+    """Prevent any later rows of a transaction; return `FENCED`, or `WRITTEN` if its rows are there already.
 
     Raises:
         WarehouseError: the table can't be read or written.
@@ -59,14 +59,14 @@ def put(
     """Write the same mark for several transactions in one commit, unless one of them has a mark.
 
     Args:
-        place: of the table.
+        place: place of the table.
         transaction_ids: ids of the transactions.
         version: `WRITTEN` or `FENCED`.
-        after: a sink, which must have come less far, and the version that it gets by the same commit.
+        after: a sink and its new micro-batch, which the same commit notes; the sink's last one must be lower.
         options: deltalake's `storage_options`.
 
     Returns:
-        Whether they have it now; False when one had a mark, or the sink had come as far.
+        Whether the marks were written; False when a transaction had one, or the sink had reached the micro-batch.
 
     Raises:
         WarehouseError: the table can't be read or written.
@@ -75,7 +75,7 @@ def put(
     written = [Transaction(each, version) for each in transaction_ids]
     if after is not None:
         written.append(Transaction(_SINK + after[0], after[1]))
-    # Without retries it is the very next version, so nothing comes between the look and this.
+    # Without retries the commit makes the version right after the one that was read, so nothing comes in between.
     properties = CommitProperties(app_transactions=written, max_commit_retries=0)
     while True:
         if any(_mark(table, each) is not None for each in transaction_ids):
@@ -93,9 +93,9 @@ def put(
 
 
 def _has_grown(table: DeltaTable) -> bool:
-    """Go to the newest version; whether another writer was first. If not, the same commit would fail for ever.
+    """Go to the newest version; return whether another writer has committed.
 
-    So it is with a table that uses what deltalake can't write.
+    If not, the same commit would fail for ever, as in a table with a feature that deltalake can't write.
     """
     before = table.version()
     table.update_incremental()
@@ -103,7 +103,7 @@ def _has_grown(table: DeltaTable) -> bool:
 
 
 def reached(place: str, sink: str, options: Options = None) -> int:
-    """The newest micro-batch of a sink, -1 where it has none.
+    """The newest micro-batch of a sink; -1 without one.
 
     Raises:
         WarehouseError: the table can't be read.
@@ -112,7 +112,7 @@ def reached(place: str, sink: str, options: Options = None) -> int:
 
 
 def _reached(table: DeltaTable, sink: str) -> int:
-    """Also under the name alone, which had no prefix before contract 4.11 asked for one."""
+    """`reached` in an open table; also under the name without a prefix, which counted before contract 4.11."""
     return max(-1 if found is None else found for found in (_mark(table, _SINK + sink), _mark(table, sink)))
 
 
@@ -124,15 +124,15 @@ def _mark(table: DeltaTable, name: str) -> int | None:
 def decision(
     places: Sequence[str], transaction_id: str, is_over: bool, options: Options = None, *, only_looks: bool = False
 ) -> str | None:
-    """COMMIT when all tables have its rows, ROLLBACK when one of them never will, None while that is open.
+    """COMMIT when all tables have a transaction's rows, ROLLBACK when one never will, None while that is open.
 
-    Once given, an answer stays: rows do not go, and neither does a fence. Nothing is written under an id without
-    `PREFIX`, such as that of a job of an older version: where its deadline is over it stays open.
+    An answer is final: marks do not go away. Nothing is written under an id without `PREFIX`, such as an id of an older
+    version's job, so such a transaction stays open even after its deadline.
 
     Args:
-        places: of the tables.
+        places: places of the tables.
         transaction_id: id of the transaction.
-        is_over: whether to fence tables that have no rows of it yet.
+        is_over: whether to fence the tables that have no rows of it yet.
         options: deltalake's `storage_options`.
         only_looks: write nothing.
 

@@ -1,4 +1,4 @@
-"""What a Delta transaction and a sink both need: a deadline, a producer, places that others find."""
+"""Helpers of Delta transactions and sinks: the deadline, the producer, and absolute places."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def deadline_ms(what: str, settings: Config, deadline: Duration) -> int:
     """The deadline in ms.
 
     Raises:
-        ConfigError: it is no duration, or the Kafka address is `embedded`.
+        ConfigError: `deadline` is no duration above 0, or the Kafka address is `embedded`.
     """
     if settings.kafka.is_embedded:
         msg = (
@@ -33,7 +33,7 @@ def deadline_ms(what: str, settings: Config, deadline: Duration) -> int:
 
 
 def warn_without_rule(what: str, settings: Config, group: str) -> None:
-    """Warn where the configuration has rules, and none ends what a killed job of the group leaves."""
+    """Warn if the configuration has rules, but none that ends the transactions of a killed job of the group."""
     if settings.checks and settings.checks.get(group, {}).get("table") != DELTA_LOG:
         log.warning(
             "%s: `checks` has no rule %s: {table: %s}, so nobody ends what a killed job of this group leaves; add it, "
@@ -43,12 +43,12 @@ def warn_without_rule(what: str, settings: Config, group: str) -> None:
 
 
 def absolute(place: str) -> str:
-    """A place as the coordinator finds it, whose working directory is another one."""
+    """A place in absolute form, since the coordinator has another working directory."""
     return str(local_path(place).absolute()) if is_local(place) else place
 
 
 def producer_of(settings: Config, group: str) -> TransactionMQProducer:
-    """A producer, not started. It has no listener: the coordinator's rule answers its checks."""
+    """A producer that has not started. It has no listener: the coordinator's rule answers its checks."""
     kafka = settings.kafka
     return TransactionMQProducer(
         group, bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka.topic_prefix, options=kafka.options

@@ -11,13 +11,13 @@ from commitlake.protocol.clock import now_ms
 _LATEST_MS = 1 << 63
 
 TABLES = "delta.tables"
-"""A JSON list of the tables' places."""
+"""Property with a JSON list of the tables' places."""
 DEADLINE = "delta.deadline"
-"""Ms since epoch, UTC: rows that are not there by then never come."""
+"""Property with the time, in ms since epoch, UTC, after which no rows are accepted."""
 
 
 def properties(places: Sequence[str], deadline_ms: int) -> dict[str, str]:
-    """What a half message says of its tables; the time until the deadline is in ms, from now on."""
+    """The properties of a half message about its tables; `deadline_ms` is the time from now until the deadline, ms."""
     return {TABLES: json.dumps(places), DEADLINE: str(now_ms() + deadline_ms)}
 
 
@@ -25,7 +25,7 @@ def places_of(text: str) -> list[str]:
     """The tables that a half message names.
 
     Raises:
-        RecordError: it names none; whoever may write to `half` can send anything.
+        RecordError: the text is no list of places; any producer that may write to `half` can send anything.
     """
     try:
         places = json.loads(text)
@@ -38,10 +38,10 @@ def places_of(text: str) -> list[str]:
 
 
 def deadline_of(text: str) -> int:
-    """Ms since epoch, UTC.
+    """The deadline, ms since epoch, UTC.
 
     Raises:
-        RecordError: it is no time. As one that is over it would refuse rows that may still come.
+        RecordError: the text is no time. Read as a past deadline it would refuse rows that may still come.
     """
     if not text.isdecimal() or len(text) > len(str(_LATEST_MS)) or int(text) >= _LATEST_MS:
         msg = f"{DEADLINE}: {text[:80]!r} is not allowed; allowed are ms since epoch, UTC"

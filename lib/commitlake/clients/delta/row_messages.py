@@ -1,4 +1,4 @@
-"""Rows as messages: what the columns of a sink may hold."""
+"""Conversion of a sink's rows into messages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FIELDS = ("body", "keys", "tags", "sharding_key")
 
 
 def selected(frame: DataFrame, columns: Mapping[str, str | None]) -> DataFrame:
-    """The columns of messages: binary ones as they are, all others as Spark's texts of them.
+    """The columns of messages: binary columns as they are, all others as Spark's text of them.
 
     Args:
-        frame: rows of any kind.
-        columns: SQL of each of `FIELDS`, None for none.
+        frame: rows with any columns.
+        columns: SQL for each of `FIELDS`; None for NULL.
 
     Raises:
-        ConfigError: the body is neither a string nor binary: nobody would know how to read it.
+        ConfigError: the body is neither a string nor binary, so a reader could not know its format.
     """
     made = frame.select(*(F.expr(columns[name] or "CAST(NULL AS STRING)").alias(name) for name in FIELDS))
     kinds = {field.name: field.dataType for field in made.schema}
@@ -46,7 +46,7 @@ def message_of(row: Mapping[str, Any], topic: str, properties: dict[str, str]) -
         properties: of the message.
 
     Raises:
-        RecordError: `NULL_BODY`, or a text that is no UTF-8.
+        RecordError: `NULL_BODY`, or keys or tags that are not UTF-8.
     """
     if row["body"] is None:
         msg = "its body is NULL"
@@ -63,7 +63,7 @@ def message_of(row: Mapping[str, Any], topic: str, properties: dict[str, str]) -
 
 
 def _text(name: str, value: Any) -> str | None:
-    """A text; Spark's binary is a bytearray."""
+    """A text column's value; Spark's binary, a bytearray, is decoded as UTF-8."""
     if value is None or isinstance(value, str):
         return value
     try:

@@ -1,8 +1,8 @@
-"""`commitlake.sink`: the rows of a streaming query as messages, each once, also when a micro-batch is done again.
+"""`commitlake.sink`: the rows of a streaming query as messages, each once, even if a micro-batch is repeated.
 
-The half messages of a micro-batch go out first. Then one commit in a small Delta table, `sinks`, marks all their
-transactions and says that the sink has come so far; it is the local transaction. Whoever does the batch again finds
-that it has, and what a killed driver left is answered by the marks (`clients.delta.marks`).
+The half messages of a micro-batch go out first. The local transaction is then one commit to the small Delta table
+`sinks`: it marks all their transactions and notes the sink's micro-batch. A repeated micro-batch finds that note. After
+a kill of the driver the marks answer the checks (`clients.delta.marks`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from commitlake.reading.forks import refuse_fork
 log = logging.getLogger(__name__)
 
 _THREADS = 8
-"""A send waits for its acknowledgement, some milliseconds."""
+"""Sending threads: each send waits some milliseconds for its acknowledgement."""
 _UNFIT = ("fail", "skip")
 _KEPT = "30 days"
 _OF_ONE_ROW = ("BODY_TOO_LARGE", "ILLEGAL_MESSAGE_TAG")
-"""The refusals of a send that are about the row; all others, such as of a topic, are about every row."""
+"""Reasons of refusals that concern a single row; all others, such as those about the topic, concern every row."""
 
 
 def sink(
@@ -57,25 +57,26 @@ def sink(
     unfit: str = "fail",
     begins: int = 0,
 ) -> Callable[[DataFrame, int], None]:
-    """What `writeStream.foreachBatch` calls: sends each row of a micro-batch as a message of the topic, once.
+    """A function for `writeStream.foreachBatch` that sends each row of a micro-batch as a message of the topic, once.
 
     All messages of a micro-batch are committed, or none. The coordinator needs the rule
-    `checks: {<group>: {table: delta-log}}`. Rows go through the driver, so a micro-batch should have thousands of them,
+    `checks: {<group>: {table: delta-log}}`. Rows go through the driver, so a micro-batch should have thousands of rows,
     not millions.
 
     Args:
-        conf: the configuration of the coordinator; Kafka, and where receipts are, count.
-        topic: destination.
-        name: of this sink, for as long as its query has the same checkpoint: it says how far the sink has come.
+        conf: the coordinator's configuration; the keys of Kafka, `checks`, and the place of receipts count.
+        topic: destination topic.
+        name: name of this sink, which must stay as long as its query has the same checkpoint: under this name the sink
+            notes its last micro-batch.
         group: producer group.
         body: SQL of the body, a string or binary.
-        keys: SQL of the business keys: of a binary column the bytes as UTF-8, of others Spark's text; so with `tags`.
+        keys: SQL of the business keys. A binary column is read as UTF-8, others as Spark's text; the same with `tags`.
         tags: SQL of the tags.
-        sharding_key: SQL of what keeps an order; a binary one may hold any bytes.
-        deadline: how long a micro-batch may take, such as `1h`; a driver that comes later sends nothing.
-        unfit: what becomes of a row that can't be a message (its body is NULL or too large, its keys are not UTF-8, its
-            tag has `||`): `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
-        begins: the first micro-batch that is sent: 0, or a later one of a query that had another sink before.
+        sharding_key: SQL of the key that keeps an order; a binary one may have any bytes.
+        deadline: how long a micro-batch may take, such as `1h`; a later one is rolled back, and the query repeats it.
+        unfit: for a row that can't be a message (its body is NULL or too large, its keys are not UTF-8, its tag has
+            `||`): `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
+        begins: the first micro-batch to send: 0, or a later one of a query that had another sink before.
 
     Raises:
         ConfigError: the Kafka address is `embedded`, the deadline is no duration, or `unfit` is none of these.
@@ -109,7 +110,12 @@ class _Sink:
         _create(self._place)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Send the rows of a micro-batch, unless that was done before."""
+        """Send the rows of a micro-batch, unless they were sent before.
+
+        Raises:
+            WarehouseError: it is unknown whether the micro-batch was sent before, or its deadline has passed.
+            RefusedSend: a row can't be a message, and `unfit` is `fail`.
+        """
         reached = marks.reached(self._place, self._name)
         if reached >= batch_id:
             return
@@ -135,7 +141,7 @@ class _Sink:
             if marks.put(self._place, [*sent], marks.WRITTEN, after=(self._name, batch_id)):
                 for transaction in sent.values():
                     transaction.commit()
-            else:  # another driver has done this batch, or the deadline was over
+            else:  # another driver has sent this micro-batch, or its deadline had passed
                 self._roll_back(sent)
         if marks.reached(self._place, self._name) < batch_id:
             msg = f"sink {self._name}: micro-batch {batch_id} was not sent before its deadline; the query does it again"
@@ -148,9 +154,9 @@ class _Sink:
         sent: dict[str, Transaction],
         unfit: list[str],
     ) -> None:
-        """Send all rows as half messages, `MAX_HALF_MESSAGES` a transaction; what is unfit is told in `unfit`.
+        """Send all rows as half messages, up to `MAX_HALF_MESSAGES` a transaction; texts of unfit rows go to `unfit`.
 
-        Several threads do, but one for all rows of a sharding key, whose order it keeps.
+        Several threads send. One thread sends all rows of a sharding key, to keep their order.
         """
         told = properties([self._place], self._deadline_ms)
 
@@ -175,11 +181,11 @@ class _Sink:
                 pass
 
     def _unfit(self, number: int, row: Any, error: RecordError | MQClientException) -> str:
-        """What is wrong with a row that is left out.
+        """The text about a row that is left out.
 
         Raises:
-            RefusedSend: it is not to be left out.
-            MQClientException: the error is not about this row.
+            RefusedSend: `unfit` is `fail`.
+            MQClientException: the error does not concern this row.
         """
         if isinstance(error, MQClientException) and error.reason not in _OF_ONE_ROW:
             raise error
@@ -191,7 +197,7 @@ class _Sink:
         raise RefusedSend(msg, error.reason) from error
 
     def _roll_back(self, sent: dict[str, Transaction]) -> None:
-        """First the fence: nobody may find the transactions written after that."""
+        """Roll back the transactions, after a fence, so that none of them can be marked as written later."""
         if not sent or marks.put(self._place, [*sent], marks.FENCED) or self._are_fenced(sent):
             for transaction in sent.values():
                 transaction.rollback()
@@ -201,7 +207,7 @@ class _Sink:
 
 
 def _create(place: str) -> None:
-    """The table of marks; it has no rows."""
+    """Create the table of marks if it is missing; it never has rows."""
     refuse_fork()
     keep = {"delta.setTransactionRetentionDuration": f"interval {_KEPT}"}
     DeltaTable.create(
@@ -210,7 +216,7 @@ def _create(place: str) -> None:
 
 
 def _lanes(rows: list[tuple[int, Any]]) -> list[list[tuple[int, Any]]]:
-    """Rows that may be sent at the same time, each with its number: those of one sharding key are in one list."""
+    """Lists of rows, with their numbers, that may be sent concurrently; rows of one sharding key are in one list."""
     lanes: list[list[tuple[int, Any]]] = [[] for _ in range(max(1, min(_THREADS, len(rows) // MAX_HALF_MESSAGES)))]
     for number, row in rows:
         key = row["sharding_key"]

@@ -1,4 +1,4 @@
 """A gateway for RocketMQ 5's own clients: it speaks their gRPC protocol, and to Kafka it is a producer. No Spark.
 
-Begin with `service.py`. What the protocol leaves open is done as RocketMQ does it.
+Begin with `service.py`. Where the protocol leaves a choice, the gateway does the same as RocketMQ.
 """

@@ -1,4 +1,4 @@
-"""Who may call the gateway: whoever signs as RocketMQ 5's clients do, with a key that the gateway knows."""
+"""Authorization of calls: clients sign them as RocketMQ 5's clients do, with a key that the gateway knows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse_keys(text: str) -> dict[str, str]:
         text: YAML, a line `key: secret` for each.
 
     Raises:
-        ConfigError: it is something else; nothing of the text is shown.
+        ConfigError: the text is anything else; the error shows nothing of it.
     """
     try:
         found = yaml_texts.load(text)
@@ -41,11 +41,11 @@ def parse_keys(text: str) -> dict[str, str]:
 
 
 class Caller(NamedTuple):
-    """Who calls.
+    """The client that calls.
 
     Attributes:
         client: the id that the client gives itself.
-        key: its access key; None where the gateway has none.
+        key: its access key; None without a valid signature, which only a gateway without keys admits.
     """
 
     client: str
@@ -55,18 +55,18 @@ class Caller(NamedTuple):
 class Access:
     """Checks the metadata of each call.
 
-    A signature is one of the time that the client writes, by its own clock and zone; so it proves that somebody had the
-    secret, and not when. What may be overheard needs TLS.
+    A client signs a time that it writes by its own clock and zone. So a signature proves that somebody had the secret,
+    but not when. Connections that may be overheard need TLS.
 
     Args:
-        keys: secrets by access key; none: everybody may call.
+        keys: secrets by access key; empty: everybody may call.
     """
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._keys = keys
 
     def caller(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-        """Who calls.
+        """The client that sent this metadata.
 
         Raises:
             GatewayRefusal: `UNAUTHORIZED`, or `CLIENT_ID_REQUIRED`.
@@ -83,7 +83,7 @@ class Access:
         return Caller(client, key)
 
     def _signer(self, values: Mapping[str, str]) -> str | None:
-        """The key whose secret has signed; None where none has."""
+        """The access key whose secret made the signature; None without a valid signature."""
         given = _AUTHORIZATION.fullmatch(values.get("authorization", ""))
         if given is None:
             return None

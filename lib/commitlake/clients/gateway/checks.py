@@ -1,4 +1,4 @@
-"""Checks of the coordinator, as questions to connected producers; their answers come as `EndTransaction`."""
+"""Forwards the coordinator's checks to connected producers; their answers arrive as `EndTransaction`."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from commitlake.protocol.wire import CheckRecord
 log = logging.getLogger(__name__)
 
 ANSWER_S = 30.0
-"""For an answer. A producer with a checker that is silent for so long does not know: RocketMQ 5's client for Java sends
-nothing when the checker returns UNKNOWN, or fails. Of a producer without a checker silence says nothing."""
+"""Wait for an answer. A producer with a checker that is silent for so long counts as UNKNOWN: RocketMQ 5's client for
+Java sends nothing when the checker returns UNKNOWN, or fails. Silence of a producer without a checker means nothing."""
 _MOST_ASKED = 3
-"""Producers that are asked one after the other."""
+"""Silent producers of one check, after which no further one is asked."""
 ASKED = 100
 """Checks of a group that may wait for an answer at a time."""
 _MOST_GROUPS = 1_000
-"""Each has a Kafka consumer, and clients choose their names."""
+"""Limit of groups: each has a Kafka consumer, and clients choose the names."""
 MOST_OF_SESSION = 100
-"""Groups of one client, so that one alone does not take all places."""
+"""Groups of one telemetry stream, so that no single client takes all places."""
 _STOP_S = 5.0
 _SILENT = f"the producer has not answered within {ANSWER_S:.0f} s"
 
 
 class Checks:
-    """Reads the checks of a group only while one of its producers is connected: they reach a gateway that can ask.
+    """Reads the checks of a group only while one of its producers is connected, so a gateway that can ask gets them.
 
-    A check stays uncommitted in Kafka until its answer is there: a gateway that is killed in between loses none. One
-    whose producers have gone is left to the coordinator, which sends it again.
+    The offset of a check is committed after its answer, so a gateway that is killed in between loses no check. When all
+    producers of a check have disconnected, the coordinator sends it again.
 
     Args:
-        link: where the checks are.
-        producers: send what decides nothing.
+        link: connection to the checks in Kafka.
+        producers: send UNKNOWN for a producer that does not answer.
         answer_s: how long an answer may take.
     """
 
@@ -57,7 +57,7 @@ class Checks:
         self._stopping: set[asyncio.Task[None]] = set()
 
     def join(self, session: Session, group: str) -> None:
-        """Let a producer be asked for its group; does nothing when it is already."""
+        """Send checks of the group to this producer, too; does nothing when it gets them already."""
         if session.gone.done() or session in self._members(group):
             return
         if session.groups >= MOST_OF_SESSION:
@@ -70,7 +70,7 @@ class Checks:
             reader = self._reader(group)
             try:
                 reader.start()
-            except RuntimeError as error:  # what brings the producer here is done, and its next call tries again
+            except RuntimeError as error:  # no thread; the producer's call has succeeded, and its next call tries again
                 log.warning("checks of %.100s are not answered here now: %s", group, error)
                 return
             self._groups[group] = _Group(reader)
@@ -78,7 +78,7 @@ class Checks:
         session.groups += 1
 
     def leave(self, session: Session) -> None:
-        """Ask a producer no more."""
+        """Send no more checks to a producer, and end its stream."""
         session.end()
         for name, group in list(self._groups.items()):
             group.sessions.pop(session, None)
@@ -92,7 +92,7 @@ class Checks:
             question.answer.set_result(None)
 
     async def close(self) -> None:
-        """Wait until the readers have ended, of groups that all their producers have left."""
+        """Wait until the readers have ended whose groups have no producer any more."""
         if self._stopping:
             await asyncio.wait(self._stopping)
 
@@ -107,7 +107,7 @@ class Checks:
         task.add_done_callback(self._stopping.discard)
 
     async def _answer(self, check: CheckRecord, calls: Calls, done: Done) -> None:
-        """A check that comes again while it is open is asked once, and is done when the first one is."""
+        """Answer a check. A repeated check that arrives meanwhile is not asked again; both are done together."""
         if question := self._open.get(check.check_id):
             question.done.append(done)
             return
@@ -123,7 +123,7 @@ class Checks:
         silent, busy = list[Session](), list[Session]()
         while not answer.done() and len(silent) < _MOST_ASKED and (session := self._next(check, silent + busy)):
             if not session.ask(check_command(check, session.topic_of(check))):
-                busy.append(session)  # it reads too slowly, and has not been asked: that is no silence
+                busy.append(session)  # it reads too slowly and was not asked, so it does not count as silent
                 continue
             both = [answer, session.gone]
             heard, _ = await asyncio.wait(both, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
@@ -154,7 +154,7 @@ class _Question(NamedTuple):
 
 
 class _Group:
-    """The connected producers of one group, asked in turn."""
+    """The connected producers of one group, which are asked in turn."""
 
     def __init__(self, reader: CheckAnswerer) -> None:
         self.reader = reader
@@ -162,7 +162,7 @@ class _Group:
         self._turn = itertools.count()
 
     def next(self, passed: Sequence[Session]) -> Session | None:
-        """One that was not passed, of those with a checker if there is any."""
+        """The next producer that is not in `passed`, with a checker if one has it; None when none is left."""
         left = [session for session in self.sessions if session not in passed]
         best = [session for session in left if session.has_checker] or left
         return best[next(self._turn) % len(best)] if best else None

@@ -1,4 +1,4 @@
-"""What the gateway is to topics: an instance of each group that its clients consume for."""
+"""The gateway's side towards topics: it is an instance of each group for which its clients consume."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from commitlake.protocol.wire import Settings
 log = logging.getLogger(__name__)
 
 IDLE_S = 15.0
-"""After this an instance for which no client asks, and of which none has a message, leaves its group."""
+"""An instance leaves its group after this time, if no client asks for its messages and no client has one."""
 POLL = "500ms"
-"""How often the tables are looked at."""
+"""How often the tables are polled."""
 LEASE = "15s"
-"""An instance without a sign of life for so long loses its queues: a gateway that was killed."""
+"""An instance loses its queues after this time without a sign of life, for example when its gateway was killed."""
 _MOST_READERS, _MOST_OF_CLIENT = 500, 50
-"""Each has two threads; one client alone does not take all places."""
+"""Readers of the gateway, with two threads each, and readers of one client, so that none takes all places."""
 _MOST_CALLS_OF_CLIENT = 200
-"""All calls of a gateway have their limit too (`server`)."""
+"""Waiting calls of one client. `server` limits the calls of all clients."""
 _LOOK_S = 1.0
 _LEAVE_S = 12.0
 _DEAD = "the client gave it up"
 
 
 class Taken(NamedTuple):
-    """A message for a client, and its receipt handle."""
+    """A message for a client, with its receipt handle."""
 
     message: Proto
     handle: str
 
 
 class Consumers:
-    """Receives for clients, and notes what became of what they got.
+    """Receives messages for clients, and notes the outcomes.
 
     Args:
-        settings: the coordinator's configuration: where the tables are.
-        is_connected: whether a client has a telemetry stream, by its id.
+        settings: the coordinator's configuration, which names the tables.
+        is_connected: tells by a client's id whether it has a telemetry stream.
     """
 
     def __init__(self, settings: Config, is_connected: Callable[[str], bool]) -> None:
@@ -72,16 +72,17 @@ class Consumers:
         self._is_closed = False
 
     async def receive(self, request: Proto, caller: Caller, limits: Settings, left_s: float | None) -> list[Taken]:
-        """Messages for a call, which waits for the first one; none where none comes in time.
+        """Messages for a call, which waits for the first one; empty when none arrives in time.
 
         Args:
             request: of `ReceiveMessage`.
-            caller: who calls.
-            limits: which topics there may be.
-            left_s: until the call's deadline, s; None where it has none.
+            caller: the client that calls.
+            limits: the coordinator's limits, which name the allowed topics.
+            left_s: seconds until the call's deadline; None without a deadline.
 
         Raises:
-            GatewayRefusal: it can't be received so.
+            GatewayRefusal: the group, the filter or a duration can't be used, the client has too many calls or
+                subscriptions, or the gateway ends.
             MQClientException: the topic can't be used.
             ConsumerError: the group's tables can't be written.
             WarehouseError: the topic can't be read.
@@ -97,13 +98,13 @@ class Consumers:
             handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
             try:
                 taken.append(Taken(received(message, request.message_queue.topic, handle, duration_s), handle))
-            except Exception as error:  # whatever is in one record, the others go out
+            except Exception as error:  # one bad record must not hold up the others
                 log.warning("%r can't be sent to a client: %s", message, error)
                 self._deliveries.fail(handle, f"it can't be sent to a client: {type(error).__name__}")
         return taken
 
     def undo(self, taken: Sequence[Taken]) -> None:
-        """Let others have what its client may not have got."""
+        """Let other clients have messages that this client may not have received."""
         for each in taken:
             self._deliveries.not_got(each.handle)
 
@@ -145,11 +146,11 @@ class Consumers:
         return services.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
     def client_ended(self, client: str) -> None:
-        """Another client gets at once what a push consumer has."""
+        """Let other clients have a push consumer's messages at once, since it has ended."""
         self._deliveries.client_ended(client)
 
     async def close(self) -> None:
-        """Write what is finished, and leave all groups; calls that wait get nothing."""
+        """Write the receipts, and leave all groups; waiting calls get no message."""
         self._is_closed = True
         if self._watch is not None:
             self._watch.cancel()
@@ -175,7 +176,7 @@ class Consumers:
 
     @contextmanager
     def _waiting(self, client: str) -> Iterator[None]:
-        """Count a call of a client that waits."""
+        """Count a waiting call of a client within the `with` block, up to `_MOST_CALLS_OF_CLIENT`."""
         if self._calls[client] >= _MOST_CALLS_OF_CLIENT:
             msg = f"a client may wait in {_MOST_CALLS_OF_CLIENT} calls at a time; use fewer"
             raise GatewayRefusal(msg, "TOO_MANY_REQUESTS")
@@ -191,7 +192,7 @@ class Consumers:
         if not self._is_reading(what):
             self._check_room(caller)
             consumer = await asyncio.to_thread(self._consumer, what)
-            if not self._is_reading(what):  # another call may have been faster
+            if not self._is_reading(what):  # another call may have made a reader meanwhile
                 self._end(what)
                 self._check_room(caller)
                 self._readers[what] = Reader(consumer, caller.client)
@@ -213,16 +214,16 @@ class Consumers:
             raise GatewayRefusal(msg, "TOO_MANY_REQUESTS")
 
     def _consumer(self, what: Subscribed) -> Consumer:
-        """What it reads with, which has not begun; not for the event loop, as a condition takes some 50 ms."""
+        """A consumer that has not begun. Not for the event loop, since parsing a condition takes some 50 ms."""
         group, topic, tags, where = what
         check_filter(tags, where)
         try:
             return consume(self._settings, topic, group=group, tags=tags, where=where, poll=POLL, lease=LEASE)
-        except (ConfigError, WarehouseError) as error:  # where the tables are can't be read without Spark
+        except (ConfigError, WarehouseError) as error:  # the place of the tables can't be read without Spark
             raise GatewayRefusal(str(error), "UNSUPPORTED") from error
 
     async def _look_after(self) -> None:
-        """Let queues and groups go that no client needs here."""
+        """Each second, give up messages of queues that go to other instances, and readers that no client uses."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for what, reader in list(self._readers.items()):

@@ -1,4 +1,4 @@
-"""Messages that clients have: each under a receipt handle, which is good until its invisible duration is over."""
+"""Messages in flight to clients: each has a receipt handle, which is valid until its invisible duration is over."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from commitlake.clients.gateway.reader import Reader
 from commitlake.errors import GatewayRefusal
 
 MOST_ATTEMPTS = 16
-"""After the last one a message is a dead letter, as with `Consumer.run`; RocketMQ has 16 retries after the first."""
+"""Attempts before a message becomes a dead letter, as with `Consumer.run`; RocketMQ has 16 retries after the first."""
 LONGEST_S = 12 * 3_600.0
-"""Of an invisible duration, as in RocketMQ's proxy."""
+"""The longest invisible duration, as in RocketMQ's proxy."""
 RENEW_S, MOST_RENEWED_S = 60.0, 3 * 3_600.0
-"""How often, and for how long, the duration of what a push consumer has is renewed; the second as in the proxy."""
+"""How often, and for how long, a push consumer's invisible duration is renewed; 3 h as in the proxy."""
 AT_ONCE_S, _FAILED_S = 0.001, 10.0
 GONE_S = 300.0
-"""After so long without a telemetry stream a client is gone, and what it has comes again however long its duration."""
+"""A simple consumer without a telemetry stream for so long is gone: its messages are redelivered, even if not due."""
 _GONE = "its client is not connected any more"
 _STOPPED = "the gateway ended before an acknowledgement"
 _SILENT = "not acknowledged within its invisible duration"
@@ -32,18 +32,18 @@ _MOST_MISSED = 3
 
 @dataclass(eq=False)
 class HeldMessage:
-    """A message in the hands of a client.
+    """A message in flight to a client.
 
     Attributes:
         message: the message.
-        size: bytes.
-        reader: which has read it.
-        group: for which group.
-        caller: who has it.
-        is_renewed: whether its duration is renewed while the client is connected: it is a push consumer.
-        until: when the duration, or renewing it, ends, by the loop's clock.
-        seen: when the client was last connected, or got the message, by the loop's clock.
-        timer: looks whether that is so.
+        size: bytes that it takes in memory.
+        reader: the reader that read it.
+        group: the consumer group.
+        caller: the client that has it.
+        is_renewed: whether its duration is renewed while the client is connected, as for a push consumer.
+        until: when the duration, or its renewal, ends, by the loop's clock.
+        seen: when the client was last known to be connected, or got the message, by the loop's clock.
+        timer: calls `Deliveries._look`, which compares both times.
     """
 
     message: ReceivedMessage
@@ -58,10 +58,10 @@ class HeldMessage:
 
 
 class Deliveries:
-    """All that clients of this gateway have and have not finished. A handle says nothing, and can't be guessed.
+    """All messages in flight to clients of this gateway. A handle is random: it holds no data and can't be guessed.
 
     Args:
-        is_connected: whether a client has a telemetry stream, by its id.
+        is_connected: tells by a client's id whether it has a telemetry stream.
     """
 
     def __init__(self, is_connected: Callable[[str], bool]) -> None:
@@ -71,14 +71,14 @@ class Deliveries:
     def begin(
         self, message: ReceivedMessage, reader: Reader, group: str, caller: Caller, invisible_s: float | None
     ) -> str:
-        """A client gets a message; returns the receipt handle.
+        """Note that a client gets a message, and return the receipt handle.
 
         Args:
             message: the message.
-            reader: which has read it.
-            group: for which group.
-            caller: who gets it.
-            invisible_s: after so long it comes again, s; None: not while the client is connected.
+            reader: the reader that read it.
+            group: the consumer group.
+            caller: the client that gets it.
+            invisible_s: seconds after which it is redelivered; None: not while the client is connected.
         """
         handle, loop = secrets.token_urlsafe(18), asyncio.get_running_loop()
         now, size, is_renewed = loop.time(), message.handed.kept_bytes, invisible_s is None
@@ -89,7 +89,7 @@ class Deliveries:
         return handle
 
     def end(self, handle: str, topic: str, group: str, caller: Caller) -> HeldMessage:
-        """The message of a handle, which is good no more.
+        """The message of a handle, which is invalid from now on.
 
         Raises:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
@@ -104,11 +104,11 @@ class Deliveries:
         return self._close(handle)
 
     def change(self, handle: str, topic: str, group: str, caller: Caller, invisible_s: float) -> str:
-        """Let a message come again after so many seconds from now; returns the handle that is good until then.
+        """Redeliver a message `invisible_s` from now, and return the handle that is valid until then.
 
-        A push consumer says so only of what it could not consume: that counts at once, and does not depend on this
-        gateway. The one for Node does not know the pauses that it was told, and says 0. Of a simple consumer 0 means
-        at once.
+        A push consumer asks for this only after a failure. Its retry is written at once, so it does not depend on this
+        gateway, and its handle is invalid from now on. RocketMQ's push consumer for Node ignores the pauses of its
+        settings and sends 0: then `PAUSES` count. For a simple consumer 0 means at once.
 
         Raises:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
@@ -121,19 +121,19 @@ class Deliveries:
         return self.begin(found.message, found.reader, group, caller, max(invisible_s, AT_ONCE_S))
 
     def undo(self, handle: str) -> None:
-        """Let another client have a message that its own did not get or begin; does nothing when it was finished.
+        """Let another client have a message that this client did not get or begin; does nothing when it was finished.
 
-        No attempt is counted: one that starts and fails all the time would make dead letters of all that it fetches.
+        No attempt is counted: a client that starts and fails all the time would make dead letters of all it fetches.
         """
         if handle in self._open:
             found = self._close(handle)
             found.reader.put_back(found.message)
 
     def not_got(self, handle: str) -> None:
-        """Let another client have a message that its own did not get.
+        """Let another client have a message that this client did not get.
 
-        The third time it counts as an attempt: it may be one that no client gets, as gRPC's own limit is 4 MiB, and all
-        behind it would wait for ever.
+        The third time counts as an attempt: maybe no client can get it, since gRPC's own limit is 4 MiB, and all
+        messages behind it would wait for ever.
         """
         if handle not in self._open:
             return
@@ -146,19 +146,20 @@ class Deliveries:
         found.reader.missed[found.message.position] = missed
 
     def fail(self, handle: str, remark: str) -> None:
-        """Let a message come again later that no client can get as it is."""
+        """Retry a message later that could not be sent to a client."""
         self._close(handle).message.retry(_FAILED_S, MOST_ATTEMPTS, remark)
 
     def client_ended(self, client: str) -> None:
-        """Let others have what a push consumer has that says its end: it has finished what it had begun."""
+        """Let others have a push consumer's messages when it announces its end: it has finished all that it began."""
         for handle, each in list(self._open.items()):
             if each.is_renewed and each.caller.client == client:
                 self.undo(handle)
 
     def put_off(self, reader: Reader) -> None:
-        """Write of all that clients have of a reader that it comes again when its duration is over.
+        """Write a retry, due when its duration is over, for each message of a reader that clients have.
 
-        So it is not in the way of what is acknowledged behind it. No message is a dead letter for a gateway's end.
+        So the cursor can pass them, up to messages that were acknowledged behind them. The end of a gateway makes no
+        message a dead letter.
         """
         now = asyncio.get_running_loop().time()
         for handle, each in list(self._open.items()):
@@ -167,7 +168,7 @@ class Deliveries:
                 self._close(handle).message.retry(left_s, each.message.attempt + 1, _STOPPED)
 
     def forget(self, reader: Reader) -> None:
-        """No handle of a reader that is over is good any more: its messages come again elsewhere."""
+        """Make all handles of a reader that has ended invalid: another instance redelivers its messages."""
         for handle in [handle for handle, each in self._open.items() if each.reader is reader]:
             self._close(handle)
 
@@ -180,7 +181,7 @@ class Deliveries:
         return found
 
     def _look(self, handle: str) -> None:
-        """Let a message come again whose duration is over, or whose client is gone."""
+        """Redeliver a message if its duration is over or its client is gone; otherwise look again later."""
         found, loop = self._open[handle], asyncio.get_running_loop()
         now = loop.time()
         if self._is_connected(found.caller.client):

@@ -1,4 +1,4 @@
-"""Refuses calls of those who may not call, before their body is read."""
+"""Refuses calls of unauthorized clients before the body is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commitlake.errors import GatewayRefusal
 
 
 class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets calls in by their metadata alone; the others get a status of RocketMQ's, and their body stays unread.
+    """Admits calls by their metadata alone. A refused call gets a RocketMQ status, and its body stays unread.
 
     Args:
         access: who may call.
@@ -24,7 +24,7 @@ class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._access = access
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        """What handles the call."""
+        """The handler of the call: the service's, or one that answers with a refusal."""
         try:
             self._access.caller(call.invocation_metadata)
         except GatewayRefusal as error:
@@ -33,7 +33,7 @@ class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _refusal(name: str, error: GatewayRefusal) -> Any:
-    """Answers without a look at the request: gRPC reads one that is a stream only where it is asked for."""
+    """Answers without reading the request: gRPC reads a streamed request only when the handler asks for it."""
     response = getattr(services, f"{name}Response", services.TelemetryCommand)
 
     async def refuse(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Proto]:

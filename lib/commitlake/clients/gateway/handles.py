@@ -1,4 +1,4 @@
-"""The handle of a transaction: all that another gateway needs to end it, as the transaction id that clients echo."""
+"""The handle of a transaction: clients echo it as the transaction id, so any gateway can end the transaction."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, OpRecord
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionHandle:
-    """Names an open transaction, and the check that asks for it.
+    """Names an open transaction, and the check that asks about it.
 
     Attributes:
         transaction_id: as in the coordinator's tables.
         group: producer group.
-        half_messages: where they stand, the first one first.
-        check_id: None for the producer's own decision.
+        half_messages: positions of the half messages in `half`, the first one first.
+        check_id: id of the check; None for the producer's own decision.
     """
 
     transaction_id: str
@@ -29,7 +29,7 @@ class TransactionHandle:
 
     @classmethod
     def of_check(cls, check: CheckRecord) -> Self:
-        """The handle that goes out with a check."""
+        """The handle that a check carries to the client."""
         return cls(
             transaction_id=check.transaction_id,
             group=check.producer_group,
@@ -39,7 +39,7 @@ class TransactionHandle:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The handle that `str` has written.
+        """The handle that `__str__` has written.
 
         Raises:
             GatewayRefusal: `INVALID_TRANSACTION_ID`.

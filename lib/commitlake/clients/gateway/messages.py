@@ -1,4 +1,4 @@
-"""RocketMQ 5's messages as those of a producer, and checks as RocketMQ 5's messages."""
+"""Conversion of RocketMQ 5's messages into a producer's messages, and of checks into RocketMQ 5's messages."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from commitlake.protocol import headers
 from commitlake.protocol.wire import CheckRecord
 
 MOST_PROPERTIES = 128 * 1024
-"""Bytes of user properties, tag and keys: a check carries no more."""
+"""Bytes of user properties, tag and keys together: a check carries no more."""
 _NEEDS = {definitions.FIFO: "message_group", definitions.DELAY: "delivery_timestamp"}
 _OWN_KINDS = {definitions.LITE: "lite", definitions.PRIORITY: "priority"}
 _GZIP_WINDOW = 31
 _MOST_MEMBERS, _CHUNK = 100, 1 << 16
-"""Of a gzip body, and the bytes of it that are looked at together: what follows a member is copied."""
+"""Members of a gzip body, and bytes of it that zlib gets at once: zlib copies the bytes that follow a member."""
 
 
 def topic_name(resource: Proto) -> str:
-    """A topic's name; a namespace stands before it, as in RocketMQ."""
+    """A topic's name, after its namespace and `%` if it has a namespace, as in RocketMQ."""
     space = resource.resource_namespace
     return f"{space}%{resource.name}" if space else str(resource.name)
 
 
 def group_of(given: Proto) -> str:
-    """The producer group: the one that the user property `PGROUP` names, or else the topic, as in RocketMQ's proxy."""
+    """The producer group: the user property `PGROUP`, or else the topic, as in RocketMQ's proxy."""
     return given.user_properties.get(headers.PGROUP) or topic_name(given.topic)
 
 
 def is_half(given: Proto) -> bool:
-    """Whether a message is one of a transaction."""
+    """Whether a message belongs to a transaction."""
     return bool(given.system_properties.message_type == definitions.TRANSACTION)
 
 
@@ -42,10 +42,10 @@ def producer_message(given: Proto, most: int) -> Message:
 
     Args:
         given: RocketMQ's message.
-        most: bytes that its body may have.
+        most: limit of its body in bytes; a gzip body is unpacked to at most one byte more.
 
     Raises:
-        GatewayRefusal: the gateway takes no such message.
+        GatewayRefusal: the gateway does not accept such a message.
         MQClientException: its id is missing or too long.
     """
     own = given.system_properties
@@ -71,7 +71,7 @@ def producer_message(given: Proto, most: int) -> Message:
 
 
 def check_command(check: CheckRecord, topic: Proto) -> Proto:
-    """The question for a producer about one of its transactions.
+    """The command that asks a producer about one of its transactions.
 
     Args:
         check: the coordinator's check.
@@ -154,7 +154,7 @@ def _body(given: Proto, most: int) -> bytes:
 
 
 def _unpacked(packed: bytes, most: int) -> bytes:
-    """All members of a gzip body, one after the other; no more than a byte beyond `most`, whatever it would become."""
+    """All members of a gzip body, joined; at most `most` + 1 bytes, however large the body would become."""
     found = bytearray()
     at = members = 0
     while not members or at < len(packed):

@@ -1,4 +1,4 @@
-"""What the gateway is to Kafka: producers of many groups over one connection."""
+"""The gateway's side towards Kafka: producers of many groups over one connection."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import OP
 
 SEND_MS = 2_500
-"""Less than the 3 s that RocketMQ 5's clients wait, so that they hear what became of a send."""
+"""Less than the 3 s that RocketMQ 5's clients wait, so that they get the outcome of a send."""
 THREADS = 64
 _GROUPS = 1_000
-"""Producers that are kept; one that is made again differs in nothing."""
+"""Producers that are cached; a producer that is created again behaves the same."""
 _END_AGAIN = "end the transaction again; if nobody does, a check asks for the decision"
 
 T = TypeVar("T")
 
 
 class GroupProducer(TransactionMQProducer):
-    """One producer group, over a connection that it neither starts nor stops.
+    """A producer of one group, over a connection that it neither starts nor stops.
 
     Args:
         group: producer group.
@@ -42,7 +42,7 @@ class GroupProducer(TransactionMQProducer):
         self._link = link
 
     def roll_back(self, half: HalfMessage) -> None:
-        """Roll back, without waiting, what nobody can end: its client has not heard of it."""
+        """Roll back, without waiting, a half message that nobody else can end: its client never got the handle."""
         self._end_with(Ending.of([half], ROLLBACK, NEVER_COMMITTED), log_lost)
 
     def end(self, handle: TransactionHandle, decision: str, remark: str | None = None) -> None:
@@ -50,14 +50,14 @@ class GroupProducer(TransactionMQProducer):
 
         Raises:
             FailedSend: nothing was sent.
-            UncertainSend: it was not acknowledged in time.
+            UncertainSend: Kafka did not acknowledge the decision in time.
         """
         record = wire.encode_op(handle.op(decision, remark))
         self._link.send(OP, handle.half_messages[0].queue, record, SEND_MS, _END_AGAIN)
 
 
 class Producers:
-    """The producers of all groups; each call blocks a thread of theirs, for `SEND_MS` at most.
+    """The producers of all groups. Each call blocks a thread of their pool, for `SEND_MS` at most.
 
     Args:
         link: the connection to Kafka.
@@ -79,7 +79,7 @@ class Producers:
             return await self._run(partial(producer.send, messages[0] if len(messages) == 1 else messages))
 
     async def send_half(self, group: str, message: Message) -> HalfMessage:
-        """Send a half message; if whoever awaits this is gone before, it is not begun, or is rolled back."""
+        """Send a half message. When the awaiting task is cancelled, the send does not begin, or is rolled back."""
         producer = self._of(group)
         async with self._lanes.of(message):
             sending = self._pool.submit(partial(producer.send_half, message))
@@ -95,7 +95,7 @@ class Producers:
         await self._run(partial(self._of(handle.group).end, handle, decision, remark))
 
     async def recall(self, recall_handle: str) -> str:
-        """Recall a delayed message; see `DefaultMQProducer.recall`. A recall names no group, so any will do."""
+        """Recall a delayed message; see `DefaultMQProducer.recall`. A recall names no group, so any group serves."""
         return await self._run(partial(self._of("recall").recall, recall_handle))
 
     async def _run(self, call: Callable[[], T]) -> T:

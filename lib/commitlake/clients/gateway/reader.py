@@ -1,4 +1,4 @@
-"""One instance of a consumer group, for all clients that want the same of it: it reads ahead a little."""
+"""One instance of a consumer group, shared by all clients with the same subscription; it reads ahead a little."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ from commitlake.clients.consumer.consume import Consumer
 from commitlake.clients.consumer.message import ReceivedMessage
 
 AHEAD = 64
-"""Messages that are read and wait for a client."""
+"""Messages that were read ahead and wait for a client."""
 MOST_HELD, MOST_HELD_BYTES = subscription.MOST_OPEN // 4, subscription.MOST_OPEN_BYTES // 4
-"""Of one client: one that finishes nothing leaves the others most of the room."""
+"""Messages, and bytes, of one client: a client that finishes nothing leaves the others most of the room."""
 _LOOK_S, _CHECK_S = 0.1, 1.0
 
 
 class Reader:
-    """Reads messages in a thread of its own, and hands them to whoever asks first.
+    """Reads messages in a thread of its own, and hands each to the client that asks first.
 
     Args:
-        consumer: what it reads with; it leaves the group when the reader is closed.
-        client: the id of the client for which it was begun.
+        consumer: reads the messages; it leaves the group when the reader stops.
+        client: the id of the client for which the reader was made.
 
     Attributes:
-        is_over: whether it reads no more: it was closed, or has failed.
-        left: done when it has left the group.
-        missed: how often clients did not get a message, by its position; it then goes alone, as it may be the cause.
+        is_over: whether the reader has stopped or failed.
+        left: done when the consumer has left the group.
+        missed: how often clients did not get a message, by its position. Such a message is sent alone, since it may be
+            the cause.
     """
 
     def __init__(self, consumer: Consumer, client: str) -> None:
         self.client, self.is_over = client, False
         self.missed: dict[str, int] = {}
-        self._held: dict[str, tuple[int, int]] = {}  # how many messages of how many bytes a client has
+        self._held: dict[str, tuple[int, int]] = {}  # by client: number and bytes of the messages that it has
         self._consumer, self._loop = consumer, asyncio.get_running_loop()
         self.left: asyncio.Future[None] = self._loop.create_future()
         self._messages: asyncio.Queue[ReceivedMessage | None] = asyncio.Queue()
-        self._returned: deque[ReceivedMessage] = deque()  # they are handed out first
+        self._returned: deque[ReceivedMessage] = deque()  # handed out before the queue's
         self._room = threading.Semaphore(AHEAD)
         self._asking, self._asked_at = 0, time.monotonic()
         self._failure: Exception | None = None
         threading.Thread(target=self._run, name="commitlake-gateway-reader", daemon=True).start()
 
     async def take(self, client: str, most: int, wait_s: float) -> list[ReceivedMessage]:
-        """Messages that are there now, else the next one; none where none comes in time.
+        """Messages that are available now, else the next one; empty when none arrives in time.
 
         Args:
-            client: the id of the client that asks; one that has much already waits until it has finished some.
+            client: the id of the client that asks; a client with `MOST_HELD` messages waits until it finishes some.
             most: how many at most, 1 or more.
-            wait_s: for the first one, s.
+            wait_s: how long to wait for the first one, s.
 
         Raises:
             ConsumerError: the group's tables can't be written.
@@ -79,41 +80,41 @@ class Reader:
         return found
 
     def _is_alone(self, found: Sequence[ReceivedMessage]) -> bool:
-        """Whether what was found, or comes next, is a message that a client did not get."""
+        """Whether one of `found`, or the next message, is one that a client did not get before."""
         return bool(self.missed) and any(
             each.position in self.missed for each in (*found, *itertools.islice(self._returned, 1))
         )
 
     def is_idle(self, since_s: float) -> bool:
-        """Whether no client has asked for so long, or has a message."""
+        """Whether no client has a message, waits, or has asked within the last `since_s`."""
         return not (self._asking or self._held) and time.monotonic() - self._asked_at > since_s
 
     def hold(self, client: str, size: int) -> None:
-        """A client has a message of so many bytes."""
+        """Count a message of `size` bytes that a client gets."""
         count, total = self._held.get(client, (0, 0))
         self._held[client] = count + 1, total + size
 
     def let_go(self, client: str, size: int) -> None:
-        """It has it no more."""
+        """Count a message of `size` bytes less."""
         count, total = self._held.pop(client)
         if count > 1:
             self._held[client] = count - 1, total - size
 
     def _has_room(self, client: str, found: Sequence[ReceivedMessage]) -> bool:
-        """Whether a client may have more than it has and these."""
+        """Whether a client may have more messages, besides those that it has and `found`."""
         count, total = self._held.get(client, (0, 0))
         return (
             count + len(found) < MOST_HELD and total + sum(each.handed.kept_bytes for each in found) < MOST_HELD_BYTES
         )
 
     def put_back(self, message: ReceivedMessage) -> None:
-        """A client did not get a message, or did not begin with it: another one may have it, as the same attempt."""
+        """Let another client have a message, as the same attempt, which its client did not get or did not begin."""
         self._returned.append(message)
         if self._asking:
             self._messages.put_nowait(None)
 
     def give_back(self) -> None:
-        """Let messages go that nobody has, and whose queue another instance is due to read."""
+        """Give back the messages that no client has and whose queue goes to another instance."""
         self._returned = deque(each for each in self._returned if not each.give_back())
         for _ in range(self._messages.qsize()):
             message = self._messages.get_nowait()
@@ -123,13 +124,13 @@ class Reader:
                 self._messages.put_nowait(message)
 
     def stop(self) -> None:
-        """Read no more, and leave the group soon; what is not finished comes again."""
+        """Stop reading, and leave the group soon; unfinished messages are redelivered."""
         self._consumer.stop()
         self._room.release()
         self._end()
 
     async def _take_first(self, found: list[ReceivedMessage]) -> None:
-        """Fill the list: what a time-out takes from whoever waits must not get lost."""
+        """Append the next message to `found`, so that a time-out right after that does not lose it."""
         while not found:
             if self._failure is not None:
                 raise self._failure
@@ -137,7 +138,7 @@ class Reader:
                 return
             if not self._returned:
                 self._accept(await self._messages.get())
-            elif self._returned[0].is_late():  # until the next turn in the group tells whose the queues are
+            elif self._returned[0].is_late():  # wait for this instance's next turn, which shows who owns the queues
                 await asyncio.sleep(_LOOK_S)
             found.extend(self._next())
 
@@ -152,13 +153,13 @@ class Reader:
         return found[0] if found else None
 
     def _accept(self, message: ReceivedMessage | None) -> None:
-        """Take a message over from the thread that reads; None wakes those who wait for nothing."""
+        """Take over a message of the reading thread; None only wakes a waiting call."""
         if message is not None:
             self._room.release()
             self._returned.append(message)
 
     def _next(self) -> list[ReceivedMessage]:
-        """The next message, if there is one, unless its queue is, or may be, due to another instance."""
+        """The next message, or none: also none if its queue goes, or may have gone, to another instance."""
         if not self._returned or self._returned[0].is_late():
             return []
         message = self._returned.popleft()
@@ -172,9 +173,9 @@ class Reader:
                     while not self._room.acquire(timeout=_CHECK_S):
                         self._consumer.raise_if_failed()
                     self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
-        except Exception as error:  # whatever it is, those who ask get it
+        except Exception as error:  # `take` raises it, whatever it is
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # raised when the loop has ended
             self._loop.call_soon_threadsafe(self._leave, failure)
 
     def _leave(self, failure: Exception | None) -> None:

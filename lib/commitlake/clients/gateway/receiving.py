@@ -1,4 +1,4 @@
-"""What consumers ask for, checked, and messages as they get them."""
+"""Checks the requests of consumers, and converts messages into RocketMQ 5's form."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from commitlake.protocol.wire import Settings
 MOST_RECEIVED = 32
 """Messages of one call, as in RocketMQ."""
 POLL_S = 20.0
-"""How long a call waits that does not say how long."""
+"""Wait of a call that names no time."""
 _LONGEST_POLL_S = 60.0
-"""Whatever it says: a call whose client is gone without a word takes no place for hours."""
+"""The longest wait of a call, so that a call whose client has silently gone does not take a place for hours."""
 _MARGIN_S = 0.5
-"""Before a call's deadline, so that the client hears that there was nothing."""
+"""A call ends so long before its deadline, so that the client gets the answer "no message"."""
 _LONGEST_FILTER = 4_096
 _MOST_SUBSCRIPTIONS, _MOST_CONDITIONS = 100, 20
-"""Of one client's settings, and SQL conditions among them, that are checked when it tells them; the rest on use."""
+"""Subscriptions of one client's settings, and SQL conditions among them, that are checked at once; others on use."""
 _KINDS = (definitions.PUSH_CONSUMER, definitions.SIMPLE_CONSUMER)
 
 
 class Subscribed(NamedTuple):
-    """What a reader reads.
+    """A subscription: what one reader reads.
 
     Attributes:
-        group: of consumers.
-        topic: its name.
+        group: the consumer group.
+        topic: the topic's name.
         tags: a tag expression; None for all.
-        where: a condition on properties; None for all.
+        where: an SQL condition on properties; None for all.
     """
 
     group: str
@@ -51,11 +51,11 @@ class Subscribed(NamedTuple):
 
 
 def subscribed(request: Proto, limits: Settings) -> Subscribed:
-    """What a call of `ReceiveMessage` wants.
+    """The subscription of a call of `ReceiveMessage`.
 
     Raises:
         GatewayRefusal: the group or the filter can't be used.
-        MQClientException: the topic can't.
+        MQClientException: the topic can't be used.
     """
     topic = topic_name(request.message_queue.topic)
     check_topic(topic, limits)
@@ -63,7 +63,7 @@ def subscribed(request: Proto, limits: Settings) -> Subscribed:
 
 
 def group_name(resource: Proto) -> str:
-    """The name of a consumer group; a namespace stands before it.
+    """The name of a consumer group, after its namespace and `%` if it has a namespace.
 
     Raises:
         GatewayRefusal: `ILLEGAL_CONSUMER_GROUP`.
@@ -75,7 +75,7 @@ def group_name(resource: Proto) -> str:
 
 
 def invisible_s(duration: Proto, least_s: float = AT_ONCE_S) -> float:
-    """An invisible duration in seconds; as in RocketMQ's proxy it may be 0 (`least_s`) where it is changed.
+    """An invisible duration in seconds. A change may set it to 0 (`least_s`), as in RocketMQ's proxy.
 
     Raises:
         GatewayRefusal: `ILLEGAL_INVISIBLE_TIME`.
@@ -92,7 +92,7 @@ def wait_s(request: Proto, left_s: float | None) -> float:
 
     Args:
         request: of `ReceiveMessage`.
-        left_s: until the call's deadline, s; None where it has none.
+        left_s: seconds until the call's deadline; None without a deadline.
     """
     asked_s = request.long_polling_timeout.ToMilliseconds() / 1_000
     poll_s = asked_s if request.HasField("long_polling_timeout") else POLL_S
@@ -100,10 +100,10 @@ def wait_s(request: Proto, left_s: float | None) -> float:
 
 
 def consumer_settings(given: Proto) -> Proto:
-    """The answer to a consumer's settings; takes up to a second, so not for an event loop.
+    """The answer to a consumer's settings. Not for an event loop: it takes up to a second.
 
     Raises:
-        GatewayRefusal: it is a kind of consumer that is not supported, or its group or a filter can't be used.
+        GatewayRefusal: the kind of consumer is not supported, or its group or a filter can't be used.
     """
     if given.client_type not in _KINDS:
         msg = "only push consumers and simple consumers are supported; use one of them"
@@ -125,7 +125,7 @@ def consumer_settings(given: Proto) -> Proto:
 
 
 def check_filter(tags: str | None, where: str | None) -> None:
-    """Raise `ILLEGAL_FILTER_EXPRESSION` where a filter can't be used; a new condition takes some 50 ms."""
+    """Raise GatewayRefusal `ILLEGAL_FILTER_EXPRESSION` if a filter can't be used. A new condition takes some 50 ms."""
     problem = _problem(tags, where)
     if problem is not None:
         msg = f"the filter {problem}"
@@ -134,7 +134,7 @@ def check_filter(tags: str | None, where: str | None) -> None:
 
 @lru_cache(1_000)
 def _problem(tags: str | None, where: str | None) -> str | None:
-    """Why a filter can't be used; None where it can. Clients tell theirs again and again."""
+    """The reason why a filter can't be used; None if it can. Cached, since clients repeat their filters."""
     try:
         Filter(tags, where)
     except ConsumerError as error:
@@ -149,10 +149,10 @@ def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: fl
         message: the message.
         topic: as the consumer names it.
         handle: the receipt handle.
-        duration_s: the invisible duration, s; None where it is renewed.
+        duration_s: the invisible duration in seconds; None if the gateway renews it.
     """
     body, key = message.body or b"", message.sharding_key
-    texts = {name: value for name, value in message.properties.items() if value is not None}  # Kafka's headers may be
+    texts = {name: value for name, value in message.properties.items() if value is not None}  # a Kafka header may be
     own = definitions.SystemProperties(
         message_id=message.message_id,
         message_type=_kind(message),
@@ -180,7 +180,7 @@ def _kind(message: ReceivedMessage) -> int:
 
 
 def _filter(expression: Proto) -> tuple[str | None, str | None]:
-    """The tags and the condition that a filter expression means."""
+    """The tags and the SQL condition of a filter expression; None for each that it does not have."""
     text = str(expression.expression)
     if len(text) > _LONGEST_FILTER:
         msg = f"the filter has {len(text)} characters; it may have {_LONGEST_FILTER}"

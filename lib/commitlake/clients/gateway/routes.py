@@ -1,4 +1,4 @@
-"""Where clients find topics: all of them at the address by which a client calls."""
+"""Routes of topics: a client reaches every topic at the address by which it calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def route(request: Proto, limits: Settings) -> Proto:
     """The queues of a topic, one for each Kafka partition that takes its messages.
 
     Raises:
-        GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the client does not say by which address it calls.
+        GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the request does not name the address by which the client calls.
         MQClientException: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
     """
     broker = _broker(request)
@@ -36,10 +36,10 @@ def route(request: Proto, limits: Settings) -> Proto:
 
 
 def assignment(request: Proto, limits: Settings) -> Proto:
-    """What a push consumer asks for messages: one queue that stands for all, as RocketMQ's proxy has it.
+    """The queue from which a push consumer receives: one stands for all queues, as in RocketMQ's proxy.
 
     Raises:
-        GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the client does not say by which address it calls.
+        GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the request does not name the address by which the client calls.
         MQClientException: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
     """
     check_topic(topic_name(request.topic), limits)
@@ -53,14 +53,14 @@ def _broker(request: Proto) -> Proto:
     if not request.endpoints.addresses:
         msg = "the request names no endpoints; RocketMQ 5's clients send the address that they were given"
         raise GatewayRefusal(msg, "ILLEGAL_ACCESS_POINT")
-    if request.endpoints.ByteSize() > _MOST_ENDPOINTS:  # each queue of the answer has them
+    if request.endpoints.ByteSize() > _MOST_ENDPOINTS:  # each queue of the answer repeats them
         msg = f"the endpoints have {request.endpoints.ByteSize()} bytes; a client may name {_MOST_ENDPOINTS}"
         raise GatewayRefusal(msg, "ILLEGAL_ACCESS_POINT")
     return definitions.Broker(name="commitlake", id=0, endpoints=request.endpoints)
 
 
 def check_topic(topic: str, limits: Settings) -> None:
-    """Raise `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`, as MQClientException, where there may be no such topic."""
+    """Raise MQClientException with `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED` when the topic may not exist."""
     try:
         topic_names.check_name(topic)
         topic_names.check_admitted(topic, limits.topics_allowed, limits.topics, limits.topics_max)

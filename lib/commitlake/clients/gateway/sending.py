@@ -13,15 +13,15 @@ from commitlake.clients.producer.message import Message
 from commitlake.errors import GatewayRefusal
 
 MOST_MESSAGES = 1_000
-"""Of one request."""
+"""Messages of one request."""
 
 
 async def send(given: Sequence[Proto], producers: Producers) -> Proto:
-    """Send them; the answer when Kafka has all of them.
+    """Send messages, and return the answer once Kafka has acknowledged all of them.
 
     Raises:
-        GatewayRefusal: the gateway takes no such messages.
-        MQClientException: Kafka does not have them, or may not have them.
+        GatewayRefusal: the gateway does not accept such messages.
+        MQClientException: Kafka does not have the messages, or may not have them.
     """
     if not given:
         msg = "the request has no message; send at least one"
@@ -39,7 +39,7 @@ async def send(given: Sequence[Proto], producers: Producers) -> Proto:
 
 
 def _messages(given: Sequence[Proto], most: int) -> list[Message]:
-    """Those given, with `most` bytes of bodies together; a body is unpacked as far as those before it leave room."""
+    """The messages. Their bodies have at most `most` bytes together; each is unpacked only as far as room is left."""
     messages: list[Message] = []
     left = most
     for each in given:

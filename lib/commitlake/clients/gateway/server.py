@@ -1,4 +1,4 @@
-"""A gateway's process: it listens until a signal ends it."""
+"""A gateway's process, which listens until a signal ends it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from commitlake.config import Config
 from commitlake.errors import ConfigError
 
 START_MS = 10_000
-"""For Kafka, and for the coordinator's settings."""
+"""Wait for Kafka and for the coordinator's settings at the start."""
 _MOST_CALLS = 4_000
-"""At a time, a telemetry stream for each client and what consumers wait for among them: a call may hold a body."""
+"""Concurrent calls, including the telemetry stream of each client and waiting receives: a call may hold a body."""
 _GRACE_S = 5.0
-"""For calls under way when the gateway ends; each takes less."""
+"""Time for running calls when the gateway ends; each call takes less."""
 _STOP_S = 10.0
 _OVERHEAD = 1024 * 1024
 _CONNECTIONS = (
-    # A client whose machine is gone is found within 25 s, before its silence counts as an answer.
+    # A client whose machine is gone is detected within 25 s, before its silence counts as an answer (`ANSWER_S`).
     ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Clients may ask as often whether the gateway is there; gRPC's own limit is 5 minutes.
+    # Clients may ping the gateway each 5 s; gRPC's default limit is 5 minutes.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -47,13 +47,13 @@ _CONNECTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
-    """Where and to whom a gateway opens.
+    """The address of a gateway, its TLS files, and who may call.
 
     Attributes:
         listen: `host:port`; port 0 for any.
         certificate: file with the certificate chain, PEM; None: no TLS.
         private_key: file with its key, PEM.
-        access_keys: secrets by access key; none: everybody on this machine may call, and nobody else.
+        access_keys: secrets by access key; empty: everybody on this machine may call, and nobody else.
     """
 
     listen: str
@@ -62,13 +62,13 @@ class Entrance:
     access_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what can't be, and an open door.
+        """Refuse an invalid address, incomplete TLS, and access for the whole network.
 
         Raises:
-            ConfigError: the address is none, half of TLS is given, or anybody on the network could call.
+            ConfigError: `listen` is no address, one of the TLS files is missing, or anybody on the network could call.
         """
         found = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):(\d{1,5})", self.listen)
-        if found is None or int(found[2]) >= 1 << 16:  # gRPC would take the rest of a division
+        if found is None or int(found[2]) >= 1 << 16:  # gRPC would use the port modulo 65 536
             msg = f"--listen: {self.listen!r} is not allowed; give host:port, for example 127.0.0.1:8081"
             raise ConfigError(msg)
         if (self.certificate is None) != (self.private_key is None):
@@ -92,7 +92,7 @@ class Entrance:
         """Bind the address; returns the port.
 
         Raises:
-            ConfigError: it is taken, or the TLS files are of no use.
+            ConfigError: the address is in use, or the TLS files can't be used.
         """
         try:
             if self.certificate is None or self.private_key is None:
@@ -106,7 +106,7 @@ class Entrance:
             raise ConfigError(msg) from error
 
     def _bind_error(self) -> str | None:
-        """Why the address can't be bound: gRPC tells that its own log only."""
+        """The reason why the address can't be bound, which gRPC writes only to its own log; None when it can."""
         host, _, port = self.listen.rpartition(":")
         try:
             family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
@@ -121,18 +121,18 @@ class Entrance:
 async def opened(
     settings: Config, entrance: Entrance, engine: str = ENGINES[0], start_ms: int = START_MS
 ) -> AsyncIterator[int]:
-    """A gateway that takes calls; gives its port.
+    """Connect to Kafka and run a gateway within the `with` block; yields its port.
 
     Args:
-        settings: the coordinator's configuration: where Kafka is, and where the tables are.
-        entrance: where and to whom it opens.
-        engine: what sends to Kafka; see `DefaultMQProducer`.
-        start_ms: how long to wait for Kafka.
+        settings: the coordinator's configuration, which names Kafka and the tables.
+        entrance: the address, and who may call.
+        engine: the Kafka client that sends; see `DefaultMQProducer`.
+        start_ms: how long to wait for Kafka, ms.
 
     Raises:
         MQClientException: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.
         SetupError: the engine's package is missing.
-        ConfigError: the address can't be listened on.
+        ConfigError: the gateway can't listen on the address.
     """
     link = KafkaLink(settings.kafka, start_ms, {}, engine)
     await asyncio.to_thread(link.start, SEND_MS)
@@ -145,11 +145,11 @@ async def opened(
 
 @asynccontextmanager
 async def listening(link: KafkaLink, settings: Config, entrance: Entrance) -> AsyncIterator[int]:
-    """The same over a connection that has started."""
+    """Run a gateway over a connection that has started; yields its port."""
     producers = Producers(link)
     access = Access(entrance.access_keys)
     service = MessagingService(access, producers, Checks(link, producers), settings)
-    # Twice the limit, so that a body that is somewhat too large gets its status, and not gRPC's.
+    # Twice the limit, so that a body slightly above it gets RocketMQ's status and not gRPC's.
     most = 2 * link.settings.max_message_size + _OVERHEAD
     options = [*_CONNECTIONS, ("grpc.max_receive_message_length", most)]
     server = grpc.aio.server(interceptors=[Entry(access)], options=options, maximum_concurrent_rpcs=_MOST_CALLS)
@@ -159,7 +159,7 @@ async def listening(link: KafkaLink, settings: Config, entrance: Entrance) -> As
     try:
         yield port
     finally:
-        await service.close()  # the server would wait for the telemetry streams
+        await service.close()  # first: `stop` would wait for the telemetry streams
         await server.stop(_GRACE_S)
 
 

@@ -1,4 +1,4 @@
-"""The calls of RocketMQ 5's gRPC protocol. Each gets a status of RocketMQ's, also where it is refused."""
+"""The calls of RocketMQ 5's gRPC protocol. Each call gets a RocketMQ status, also when it is refused."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Call = Callable[["MessagingService", Any, Caller], Awaitable[Any]]
 
 
 def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., Awaitable[Proto]]]:
-    """A call of a client that may call, whose errors become a status.
+    """Check who calls, and turn errors of the call into a status.
 
     Args:
-        response: makes the answer.
+        response: makes the answer that holds the status.
     """
 
     def decorated(call: Call) -> Callable[..., Awaitable[Proto]]:
@@ -52,13 +52,13 @@ def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., 
 
 
 class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc, name-defined]
-    """What clients call; it keeps nothing for producers that another gateway would need.
+    """The service that clients call. A producer may change to another gateway: no state of it is kept here only.
 
     Args:
-        access: who may call.
+        access: decides who may call.
         producers: send to Kafka.
-        checks: ask the producers.
-        settings: the coordinator's configuration: where the tables are from which consumers read.
+        checks: ask the clients about their transactions.
+        settings: the coordinator's configuration, which names the tables that consumers read.
     """
 
     def __init__(self, access: Access, producers: Producers, checks: Checks, settings: Config) -> None:
@@ -68,10 +68,10 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         self._consumers = Consumers(settings, self._sessions.__contains__)
 
     def caller(self, context: Any) -> Caller:
-        """Who calls.
+        """The client that calls.
 
         Raises:
-            GatewayRefusal: it may not, or not under this client id.
+            GatewayRefusal: the client may not call, or another access key uses its client id now.
         """
         caller = self._access.caller(context.invocation_metadata())
         if any(session.caller.key != caller.key for session in self._sessions.get(caller.client, ())):
@@ -81,17 +81,17 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     @_answered(services.QueryRouteResponse)
     async def QueryRoute(self, request: Proto, caller: Caller) -> Proto:
-        """Where a topic is."""
+        """Answer with the queues of a topic."""
         return route(request, self._producers.limits)
 
     @_answered(services.HeartbeatResponse)
     async def Heartbeat(self, request: Proto, caller: Caller) -> Proto:
-        """A sign of life; the telemetry stream says the same."""
+        """Acknowledge a sign of life; the gateway uses the telemetry stream instead."""
         return services.HeartbeatResponse(status=ok())
 
     @_answered(services.NotifyClientTerminationResponse)
     async def NotifyClientTermination(self, request: Proto, caller: Caller) -> Proto:
-        """A client that ends is asked no more."""
+        """Send no more checks to a client that ends, and let other clients have its messages."""
         for session in list(self._sessions.get(caller.client, ())):
             self._checks.leave(session)
         self._consumers.client_ended(caller.client)
@@ -99,7 +99,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     @_answered(services.SendMessageResponse)
     async def SendMessage(self, request: Proto, caller: Caller) -> Proto:
-        """Messages of one topic; a half message also lets its client be asked for its group."""
+        """Send messages of one topic; after a half message its client is asked for the checks of its group."""
         response = await send(request.messages, self._producers)
         if is_half(request.messages[0]):
             self._can_be_asked(caller.client, group_of(request.messages[0]))
@@ -107,7 +107,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     @_answered(services.EndTransactionResponse)
     async def EndTransaction(self, request: Proto, caller: Caller) -> Proto:
-        """A decision of the application, or the answer to a check."""
+        """Send a decision of the application, or its answer to a check."""
         handle = TransactionHandle.parse(request.transaction_id)
         await self._producers.end(handle, _DECISIONS.get(request.resolution, "UNKNOWN"))
         self._checks.answered(handle)
@@ -116,7 +116,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     @_answered(services.RecallMessageResponse)
     async def RecallMessage(self, request: Proto, caller: Caller) -> Proto:
-        """Takes a delayed message back."""
+        """Recall a delayed message."""
         topic = decode_handle(request.recall_handle).topic
         if topic != topic_name(request.topic):
             msg = f"the recall handle is of a message in {topic!r}, not in {topic_name(request.topic)!r:.100}"
@@ -126,11 +126,11 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     @_answered(services.QueryAssignmentResponse)
     async def QueryAssignment(self, request: Proto, caller: Caller) -> Proto:
-        """What a push consumer asks for messages."""
+        """Answer with the queue from which a push consumer receives."""
         return assignment(request, self._producers.limits)
 
     async def ReceiveMessage(self, request: Proto, context: Any) -> AsyncIterator[Proto]:
-        """Messages for a consumer, which waits for the first one."""
+        """Deliver messages to a consumer, which waits for the first one."""
         try:
             caller, limits = self.caller(context), self._producers.limits
             taken = await self._consumers.receive(request, caller, limits, context.time_remaining())
@@ -142,7 +142,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
             yield services.ReceiveMessageResponse(status=ok() if taken else _NOTHING)
             for each in taken:
                 yield services.ReceiveMessageResponse(message=each.message)
-            if not _has_ended(context):  # the last write succeeds also where nobody reads it any more
+            if not _has_ended(context):  # the last write succeeds even if nobody reads it any more
                 unsent = []
             if taken:
                 yield _delivered_now()
@@ -151,21 +151,21 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
     @_answered(services.AckMessageResponse)
     async def AckMessage(self, request: Proto, caller: Caller) -> Proto:
-        """Messages are done."""
+        """Note that messages are done."""
         return self._consumers.acknowledge(request, caller)
 
     @_answered(services.ChangeInvisibleDurationResponse)
     async def ChangeInvisibleDuration(self, request: Proto, caller: Caller) -> Proto:
-        """A message is to come again at another time."""
+        """Redeliver a message after another time."""
         return self._consumers.change(request, caller)
 
     @_answered(services.ForwardMessageToDeadLetterQueueResponse)
     async def ForwardMessageToDeadLetterQueue(self, request: Proto, caller: Caller) -> Proto:
-        """A message is a dead letter."""
+        """Make a message a dead letter."""
         return self._consumers.give_up(request, caller)
 
     async def Telemetry(self, requests: AsyncIterator[Proto], context: Any) -> AsyncIterator[Proto]:
-        """The stream on which a client tells its settings, and is asked for its transactions."""
+        """The stream on which a client sends its settings and gets the checks of its transactions."""
         try:
             session = Session(self.caller(context))
         except GatewayRefusal as error:
@@ -185,7 +185,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
                 self._sessions.pop(session.caller.client, None)
 
     async def close(self) -> None:
-        """End the streams, and ask nobody any more."""
+        """End the streams, and send no more checks."""
         for session in [session for sessions in self._sessions.values() for session in sessions]:
             self._checks.leave(session)
         await asyncio.gather(self._checks.close(), self._consumers.close())
@@ -217,7 +217,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
 
 
 def _has_ended(context: Any) -> bool:
-    """Whether the client has given the call up, or its deadline is over."""
+    """Whether the client has cancelled the call, or its deadline has passed."""
     left_s = context.time_remaining()
     return bool(context.cancelled()) or (left_s is not None and left_s <= 0)
 

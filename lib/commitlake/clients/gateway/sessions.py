@@ -18,23 +18,23 @@ from commitlake.protocol.wire import CheckRecord, Settings
 log = logging.getLogger(__name__)
 
 MOST_TOPICS = 100
-"""Of one client, whose checks it can be asked for."""
+"""Topics of one client whose checks it can be asked for."""
 MOST_UNSENT, MOST_UNSENT_BYTES = 200, 16 << 20
-"""Commands that one client has not taken yet; a single one may be larger."""
+"""Commands that one client has not read yet, and their bytes; a single command may be larger."""
 _ATTEMPTS, _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 3, 10, 1_000
-"""How a client sends again by itself what has failed; RocketMQ's own defaults."""
+"""How a client retries a failed send by itself; RocketMQ's own defaults."""
 
 
 class Session:
     """One telemetry stream of a client.
 
     Args:
-        caller: who has opened it.
+        caller: the client that opened it.
 
     Attributes:
         gone: done when the stream has ended.
-        groups: how many groups it is asked for.
-        has_checker: whether the client has shown that it can be asked: it has sent a half message, or answered.
+        groups: number of groups whose checks it gets.
+        has_checker: whether the client has shown that it can answer checks, by a half message or a decision.
     """
 
     def __init__(self, caller: Caller) -> None:
@@ -48,7 +48,7 @@ class Session:
         self._has_news = asyncio.Event()
 
     def ask(self, command: Proto) -> bool:
-        """Send a command to the client; False, and nothing is sent, where it has not taken those before."""
+        """Queue a command for the client. False, and nothing is queued, when too many earlier ones are unread."""
         size = command.ByteSize()
         is_full = len(self._commands) >= MOST_UNSENT or self._unsent_bytes + size > MOST_UNSENT_BYTES
         if self._commands and is_full:
@@ -59,13 +59,13 @@ class Session:
         return True
 
     def tell(self, command: Proto) -> None:
-        """Send what the client has asked for; the stream of one that asks and does not read ends."""
+        """Send the answer to a client's settings. The stream ends when the client asks but does not read."""
         if not self.ask(command):
             log.warning("the stream of client %.100r ends: it does not read what it asks for", self.caller.client)
             self.end()
 
     async def commands(self) -> AsyncIterator[Proto]:
-        """What is to be sent, until the stream ends."""
+        """The queued commands, as they come, until the stream ends."""
         while True:
             await self._has_news.wait()
             while self._commands and not self.gone.done():
@@ -77,13 +77,13 @@ class Session:
             self._has_news.clear()
 
     def end(self) -> None:
-        """Let the stream end; a second time changes nothing."""
+        """End the stream; a second call changes nothing."""
         if not self.gone.done():
             self.gone.set_result(None)
             self._has_news.set()
 
     def set_topics(self, topics: Sequence[Proto]) -> list[str]:
-        """Note the topics to which the client sends; the names of those that count.
+        """Note the topics to which the client sends, and return the names of the first `MOST_TOPICS`.
 
         Raises:
             MQClientException: `ILLEGAL_TOPIC`.
@@ -94,7 +94,7 @@ class Session:
         named = {_legal(topic_name(topic)): topic for topic in topics[:MOST_TOPICS]}
         self._topics = {name: definitions.Resource() for name in named}
         for name, topic in named.items():
-            self._topics[name].CopyFrom(topic)  # a part would keep all of the request in memory
+            self._topics[name].CopyFrom(topic)  # a part of the request would keep all of it in memory
         return list(named)
 
     def topic_of(self, check: CheckRecord) -> Proto:
@@ -111,7 +111,7 @@ def _legal(topic: str) -> str:
 
 
 def producer_settings(given: Proto, limits: Settings) -> Proto:
-    """The answer to a producer's settings: what the coordinator allows, and nothing of what may be of any size."""
+    """The answer to a producer's settings: the coordinator's limits, without the fields that may have any size."""
     settings = definitions.Settings(client_type=given.client_type, request_timeout=given.request_timeout)
     settings.publishing.max_body_size = limits.max_message_size
     settings.publishing.validate_message_type = True

@@ -1,4 +1,4 @@
-"""RocketMQ's status codes for what went well, and for what was refused or failed."""
+"""RocketMQ's status codes for success, refusals and failures."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _OF_REASONS = {
     "ILLEGAL_MESSAGE_TAG": "ILLEGAL_MESSAGE_TAG",
     "TRANSACTIONS_REJECTED": "FORBIDDEN",
 }
-"""Of a producer's refusals; any other is a BAD_REQUEST."""
+"""Status codes by a producer's reason for a refusal; any other reason is BAD_REQUEST."""
 
 
 def ok() -> Proto:
-    """All is well."""
+    """The status of success."""
     return definitions.Status(code=definitions.OK, message="OK")
 
 
 def status_of(error: Exception) -> Proto:
-    """What a client is told of an error; one that nobody expected is logged, and its text goes no further."""
+    """The status of an error. An unexpected error is logged, and its text is not sent to the client."""
     name = _code(error)
     if name == "INTERNAL_SERVER_ERROR":
         log.error("a call failed", exc_info=error)

@@ -9,14 +9,14 @@ from types import ModuleType
 from typing import Any
 
 Proto = Any
-"""A protobuf message; its classes are made when their module is loaded, so no type checker knows them."""
+"""A protobuf message. Protobuf makes the classes while it loads the module, so no type checker knows them."""
 _PACKAGE = "rocketmq"
 
 
 def _loaded() -> list[ModuleType]:
-    """The three modules without the package around them: that is a client, which writes logs to the home directory.
+    """Load the three modules without their package: the package is a client that writes logs to the home directory.
 
-    Whoever imports the package later gets all of it.
+    A later import of the package gets all of it.
     """
     spec = None if _PACKAGE in sys.modules else importlib.util.find_spec(_PACKAGE)
     if spec:

@@ -1,4 +1,4 @@
-"""The Python producer, with RocketMQ's names: normal, batch, delayed and transactional messages. It needs no Spark."""
+"""The Python producer, with RocketMQ's names, for normal, batch, delayed and transactional messages. No Spark."""
 
 from __future__ import annotations
 

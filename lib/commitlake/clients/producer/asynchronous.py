@@ -28,20 +28,20 @@ T = TypeVar("T")
 class AsyncTransactionMQProducer:
     """A `TransactionMQProducer` that never blocks the event loop.
 
-    The methods of a listener, and hooks, may be coroutine functions, which run on the loop and hold no thread, or plain
-    functions, which run in a thread. They may send by this same producer.
+    The methods of a listener, and hooks, may be coroutine functions, which run on the loop without a thread, or plain
+    functions, which run in a thread. They may send with this same producer.
 
-    Whoever cancels an awaited call gives up the result only: a send that waits for its turn is sent all the same, a
-    transaction goes on, and its outcome is decided. Until `shutdown`, which waits for them, too.
+    Cancelling an awaited call gives up only its result: a waiting send is still sent, and a transaction continues to
+    its decision. `shutdown` waits for cancelled calls, too.
 
-    Calls with one sharding key send one after the other, in the order in which they were begun; others send at a time.
+    Calls with the same sharding key send one by one, in the order of the calls. All others send concurrently.
 
     Args:
         group: producer group.
-        listener: has the methods of a `TransactionListener`, and need be none: to a type checker a coroutine function
-            there is a mistake.
-        threads: sends that may be under way at a time.
-        options: of `TransactionMQProducer`, by name; `executor` runs the plain functions.
+        listener: an object with the methods of a `TransactionListener`. Its class need not be a subclass: a type
+            checker rejects coroutine functions there.
+        threads: sends that may run at a time.
+        options: arguments of `TransactionMQProducer`, by name; `executor` runs the plain functions.
     """
 
     def __init__(self, group: str, listener: object | None = None, *, threads: int = 32, **options: Any) -> None:
@@ -53,7 +53,7 @@ class AsyncTransactionMQProducer:
     async def start(self) -> None:
         """Connect, and begin to answer checks if there is a listener; does nothing when it is running.
 
-        A start that is cancelled goes on, until `shutdown`.
+        A cancelled start continues, until `shutdown`.
 
         Raises:
             MQClientException: Kafka is out of reach, or no coordinator has ever run there.
@@ -61,9 +61,9 @@ class AsyncTransactionMQProducer:
         await _awaited(self._switched(self._start))
 
     async def shutdown(self, timeout: Timeout = 10_000) -> None:
-        """Wait for the calls under way, also for cancelled ones, and disconnect, within `timeout` ms.
+        """Wait for running calls, also for cancelled ones, and disconnect, within `timeout` ms.
 
-        A start under way, also a cancelled one, comes to its end first, which `start_timeout` bounds.
+        A running start, also a cancelled one, ends first; `start_timeout` bounds it.
         """
         until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
         await _awaited(self._switched(partial(self._shutdown, until)))
@@ -102,7 +102,7 @@ class AsyncTransactionMQProducer:
     async def __aenter__(self) -> Self:
         try:
             await self.start()
-        except asyncio.CancelledError:  # no __aexit__ comes, so nobody would end the start that goes on
+        except asyncio.CancelledError:  # no `__aexit__` follows, and the start continues, so end it here
             self._switched(partial(self._shutdown, time.monotonic())).add_done_callback(_log_failed)
             raise
         return self
@@ -113,13 +113,13 @@ class AsyncTransactionMQProducer:
         await self.shutdown()
 
     def _switched(self, switch: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Begins a start, or a shutdown, which goes on after those that were begun before it."""
+        """Begin a start or a shutdown, which runs after the earlier ones have ended."""
         return _begun(_after(_of_this_loop(self._switching), switch), self._switching)
 
     async def _start(self) -> None:
         if not self._is_running or not self._producer.is_on_this_loop:
             self._is_running = False
-            if self._producer.is_connected:  # by a start on a loop that has ended: checks are asked for there
+            if self._producer.is_connected:  # by a start on a loop that has ended, where checks would be answered
                 await asyncio.to_thread(self._producer.shutdown, 0)
                 self._producer.release()
             self._producer.prepare()
@@ -130,7 +130,7 @@ class AsyncTransactionMQProducer:
         if under_way := _of_this_loop(self._under_way):
             await asyncio.wait(under_way, timeout=max(0.0, until - time.monotonic()))
         self._is_running = False
-        # Also where no start has come to its end here: the loop of one that was cancelled may have ended before it.
+        # Also without a finished start on this loop: a cancelled start may have connected after its loop ended.
         await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
         self._producer.release()
 
@@ -141,14 +141,14 @@ class AsyncTransactionMQProducer:
         half = await producer.sending(lambda: producer.send_half(message), message)
         try:
             decision = await producer.executed(half, arg)
-        except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
+        except BaseException as error:  # such as CancelledError: passed on, but the decision is still open
             await producer.ended(Ending.of([half], *failed(error)[:2]), log_lost)
             raise
         await producer.ended(Ending.of([half], *decision[:2]), log_lost)
         return sent_result(half, decision)
 
     async def _kept(self, begin: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Awaits a call that goes on when whoever awaits it is cancelled."""
+        """Await a call that continues when the awaiting task is cancelled."""
         if not self._is_running:
             msg = "the producer is not running; use it as `async with`, or await start()"
             raise FailedSend(msg)
@@ -160,7 +160,7 @@ class AsyncTransaction:
 
     Args:
         producer: sends the half messages and the decision.
-        kept: awaits a call that goes on when it is cancelled.
+        kept: awaits a call that continues when the awaiting task is cancelled.
     """
 
     def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]]) -> None:
@@ -213,7 +213,7 @@ class AsyncTransaction:
 
 
 def _begun(call: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:
-    """A call under way, which is in `tasks` until its end: the loop itself holds tasks weakly."""
+    """Start a task, and keep it in `tasks` until its end: the event loop refers to tasks only weakly."""
     task = asyncio.create_task(call)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -221,12 +221,15 @@ def _begun(call: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> async
 
 
 def _of_this_loop(tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-    """Those that may be waited for: one of another loop wakes nobody here, and one of a closed loop never ends."""
+    """The tasks that can be waited for: those of the running loop.
+
+    A task of another loop wakes nobody here, and a task of a closed loop never ends.
+    """
     return {task for task in tasks if task.get_loop() is asyncio.get_running_loop()}
 
 
 async def _awaited(task: asyncio.Task[T]) -> T:
-    """The result of a task that goes on when whoever awaits it is cancelled."""
+    """The result of a task that continues when the awaiting task is cancelled."""
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

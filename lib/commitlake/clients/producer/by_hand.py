@@ -19,20 +19,20 @@ from commitlake.protocol.wire import Encoded
 T = TypeVar("T")
 
 HANDS = 4
-"""A call that was interrupted goes on in its thread, at most as long as a send may take."""
+"""Threads. An interrupted call continues in its thread, at most as long as a send may take."""
 _LOOK_S = 1.0
 _AT_AN_END = "this Python process is at its end, and all threads that send are gone; send, or end a transaction, before"
 
 
 class ByHand:
-    """An engine that the main thread does not enter: Python calls signal handlers there, between any two instructions.
+    """An engine that the main thread does not enter: Python runs signal handlers there, between any two instructions.
 
-    An exception of one (a time-out by `signal.alarm`, the soft time limit of Celery) may leave a lock of kafka-python
-    held, or its buffer torn, and no send would end ever after. So other threads make the main thread's calls; it only
-    waits for them, by a lock of the call.
+    An exception of a signal handler (a time-out by `signal.alarm`, Celery's soft time limit) may leave a lock of
+    kafka-python held, or its buffer torn; then no send would ever end. So other threads make the main thread's calls.
+    The main thread only waits for them, by a lock of the call.
 
     Args:
-        engine: what sends.
+        engine: the engine that sends.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -43,7 +43,7 @@ class ByHand:
         try:
             for number in range(HANDS):
                 threading.Thread(target=self._serve, name=f"commitlake-hand-{number}", daemon=True).start()
-        except BaseException:  # of a signal handler, or there are no more threads
+        except BaseException:  # a signal handler has raised, or no thread can be started
             self._calls.put(None)
             raise
 
@@ -67,8 +67,8 @@ class ByHand:
 
     def _made(self, make: Callable[[], T]) -> T:
         if threading.current_thread() is not threading.main_thread() or os.getpid() != self._pid:
-            return make()  # a process that was forked has no such threads, and the engine says that it can't be used
-        if sys.is_finalizing():  # a finalizer, or a `with` block of a generator that nobody has closed
+            return make()  # a fork has none of these threads, and the engine raises an error there
+        if sys.is_finalizing():  # called by a finalizer, or at the end of a `with` block in an unclosed generator
             raise FailedSend(_AT_AN_END)
         outcome = Result[T]()
         self._calls.put(partial(_make, make, outcome))
@@ -76,16 +76,16 @@ class ByHand:
             while not outcome.done():
                 with suppress(TimeoutError):
                     return outcome.result(_LOOK_S)
-                if self._is_closed:  # by a signal handler, before the call was put there
+                if self._is_closed:  # a signal handler has closed it before the call was queued
                     self._make_left()
             return outcome.result()
         finally:
-            del outcome  # which the trace of an error would hold
+            del outcome  # the traceback of an error would keep it alive
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # a thread that waits keeps nothing alive
+            del call  # a waiting thread must keep nothing alive
         self._calls.put(None)  # for the next thread
 
     def _make_left(self) -> None:
@@ -95,13 +95,13 @@ class ByHand:
                     if call := self._calls.get_nowait():
                         call()
         finally:
-            self._calls.put(None)  # for those that still make a call
+            self._calls.put(None)  # ends the threads that still make a call
 
 
 def _make(make: Callable[[], T], outcome: Result[T]) -> None:
     try:
         found = make()
-    except BaseException as error:  # told to who waits
+    except BaseException as error:  # the waiting thread raises it
         outcome.set_exception(error)
     else:
         outcome.set_result(found)
@@ -110,7 +110,7 @@ def _make(make: Callable[[], T], outcome: Result[T]) -> None:
 
 
 class _SentByHand:
-    """See `Sent`."""
+    """A record on its way whose `withdraw` the main thread does not enter; see `Sent`."""
 
     def __init__(self, outcome: Result[Position], withdraw: Callable[[], bool]) -> None:
         self.outcome, self.withdraw = outcome, withdraw

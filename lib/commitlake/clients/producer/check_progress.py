@@ -1,4 +1,4 @@
-"""How far a Kafka partition may be committed while its records are processed out of order, by calls that may hang."""
+"""The offset to commit of a Kafka partition whose records are processed out of order, by calls that may hang."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 
 class CheckProgress:
-    """The offset below which every record of one partition is done. Offsets must begin in rising order."""
+    """The offset below which every record of one partition is done. Calls of `begin` must come in rising order."""
 
     def __init__(self) -> None:
-        self._open: dict[int, None] = {}  # keeps the order in which they began
+        self._open: dict[int, None] = {}  # a dict keeps the order in which records began
         self._next = 0
         self._lock = threading.Lock()
 
@@ -24,17 +24,17 @@ class CheckProgress:
             self._next = offset + 1
 
     def done(self, offset: int) -> None:
-        """Note that it needs no more work; a second time changes nothing."""
+        """Note that the record at `offset` needs no more work; a second call changes nothing."""
         with self._lock:
             self._open.pop(offset, None)
 
     def __len__(self) -> int:
-        """How many records have been read and are not done."""
+        """How many records were read and are not done."""
         return len(self._open)
 
     @property
     def position(self) -> int:
-        """Offset of the first record that is not done, or else the one after the last that was read."""
+        """Offset of the first record that is not done; else the offset after the last record that was read."""
         with self._lock:
             return next(iter(self._open), self._next)
 
@@ -54,7 +54,7 @@ class Calls:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """While a call is under way."""
+        """Count a call as running within the `with` block."""
         number = next(self._numbers)
         self._begun[number] = time.monotonic()
         try:
@@ -64,10 +64,10 @@ class Calls:
             del self._begun[number]
 
     def __len__(self) -> int:
-        """How many are under way."""
+        """How many calls are running."""
         return len(self._begun)
 
     def are_late(self) -> bool:
-        """Whether calls are under way, and none has begun or returned for `timeout_s`."""
+        """Whether calls are running, and none has begun or returned for `timeout_s`."""
         begun = list(self._begun.values())
         return bool(begun) and time.monotonic() - max(self._returned, *begun) > self.timeout_s

@@ -1,4 +1,4 @@
-"""Check requests: read from Kafka, answered in a bounded pool, committed after the answer."""
+"""Reads check requests from Kafka, has them answered in a bounded pool, and commits each after its answer."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ log = logging.getLogger(__name__)
 
 THREADS = 5
 WAITING = 2_000
-"""Checks that may be read and not yet answered; above it reading pauses, so that other instances can take some."""
+"""Checks that may be read and not yet answered; above this number reading pauses, so that an instance that joins can
+take the others."""
 POLL_RECORDS = 100
 RETRY_S = 1.0
 LEAVE_MS = 10_000
-"""For a commit, and for leaving the group: kafka-python tries a commit again for ever, and `stop` would wait for it."""
+"""Limit of a commit, and of leaving the group: kafka-python retries a commit for ever, and `stop` would wait for it."""
 _GRACE_S = 2.0
-"""For the reader's turn to end."""
+"""How much longer than its time limit `stop` waits for a running turn."""
 REFUSED_S = 30.0
-"""Wait after a refusal: a right that is granted later must not need a restart."""
+"""Pause after a refusal; then it is retried, so that a right granted later needs no restart."""
 
 Answer = Callable[[wire.CheckRecord, Calls, Done], object]
-"""Answers one check: asks the listener inside `Calls.one`, sends, and calls back with the outcome of that."""
+"""Answers one check: asks the listener within `Calls.one`, sends the answer, and calls `Done` with the outcome."""
 
 
 class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
-    """One Kafka consumer, of the consumer group that all instances of a producer group share.
+    """One Kafka consumer, in the Kafka consumer group that all instances of a producer group share.
 
-    It takes turns with the others of this process, and ends when nobody holds the object that answers.
+    It takes turns with the other readers of this process, and ends when the object of `answer` is collected.
 
     Args:
-        link: where Kafka is.
+        link: connection to Kafka.
         group: producer group whose checks are answered.
         answer: answers one check; a method of an object.
         executor: runs `answer`; None for a pool of its own.
-        timeout_s: after which a call that has not returned counts as hung.
+        timeout_s: seconds after which a running call counts as hung.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         turns().add(self._take_turn)
 
     def stop(self, until: float) -> None:
-        """Read no more checks, wait for the answers under way, commit, and leave the consumer group.
+        """Read no more checks, wait for running answers, commit, and leave the consumer group.
 
         Args:
-            until: by `time.monotonic`; what has not been answered then is given up.
+            until: time by `time.monotonic` at which unanswered checks are given up.
         """
         self._until = until
         self._stopping.set()
-        if os.getpid() != self._pid:  # a parent's, whose threads are not here
+        if os.getpid() != self._pid:  # the reader belongs to the parent process, whose threads are not here
             return
         if self._turn.acquire(timeout=max(0.0, until - time.monotonic()) + _GRACE_S):
             try:
@@ -104,19 +105,19 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._own_pool.shutdown(wait=False, cancel_futures=True)
 
     def on_partitions_assigned(self, assigned: Sequence[TopicPartition]) -> None:
-        """Called by Kafka's client when this instance gets partitions."""
+        """Begin new partitions; Kafka's client calls this when the instance gets some."""
         self._progress.update({partition: CheckProgress() for partition in assigned if partition not in self._progress})
 
     def on_partitions_revoked(self, revoked: Sequence[TopicPartition]) -> None:
-        """Called by Kafka's client when it loses partitions; answers to their checks under way are harmless."""
+        """Commit, and forget lost partitions, as Kafka's client asks. Running answers to their checks are harmless."""
         if self._consumer and (news := self._news()):
-            self._consumer.commit_async(news)  # in the thread of its connections, which must not wait
+            self._consumer.commit_async(news)  # this runs in the thread of the connections, which must not wait
         for partition in revoked:
             self._progress.pop(partition, None)
             self._committed.pop(partition, None)
 
     def _take_turn(self, wait_ms: int) -> Turned:
-        if not self._turn.acquire(timeout=wait_ms / 1_000):  # `stop` has it
+        if not self._turn.acquire(timeout=wait_ms / 1_000):  # `stop` holds it
             return Turned.WELL
         try:
             if self._answer() is None and not self._stopping.is_set():
@@ -125,10 +126,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             if self._stopping.is_set():
                 self._leave()
                 if self._answer() is None:
-                    del self._link  # a closed client refers to this until the next garbage collection
+                    del self._link  # a closed client refers to `self` until the next garbage collection
                 return Turned.ENDS
             self._read(wait_ms)
-        except Exception as error:  # whatever it is, this group's checks must not wait for a restart
+        except Exception as error:  # whatever it is, retry: this group's checks must not need a restart
             refused = is_refusal(error)
             reason = self._link.explain(error) if refused else error
             if refused or turns().outages.is_due():
@@ -146,7 +147,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._stopping.wait(wait_ms / 1_000)
             else:
                 self._connect()
-        elif is_late and len(self._running) > len(self._calls):  # and others wait for a thread
+        elif is_late and len(self._running) > len(self._calls):  # and further checks wait for a thread
             self._step_aside()
         elif self._reads != self._topic_now():
             self._disconnect()
@@ -199,17 +200,17 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self.ignored.add(f"{partition.partition}-{offset}", reason)
 
     def _topic_now(self) -> str:
-        """Where the checks of this group are; the coordinator may say something else at each of its starts."""
+        """The Kafka topic of this group's checks; the coordinator may change it at each start."""
         own = self._group in self._link.settings.check_topics
         return self._link.kafka.topic(check_topic(self._group)) if own else self._topic
 
     def _leave_ms(self) -> int:
-        """For a commit, and for leaving the group."""
+        """Time limit of a commit, and of leaving the group, ms."""
         left = (self._until - time.monotonic()) * 1_000 if self._stopping.is_set() else LEAVE_MS
         return round(min(LEAVE_MS, max(500, left / 2)))
 
     def _step_aside(self) -> None:
-        """Out of the group, so that other instances get its checks, until a hung call has returned."""
+        """Leave the group until a hung call returns, so that other instances get its checks."""
         log.error(
             "no listener call has returned for %.0f s, so this instance leaves the group %s: others answer its checks; "
             "it comes back when a call returns",
@@ -217,10 +218,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         self._disconnect()
         for future in list(self._running):
-            future.cancel()  # those that have not begun
+            future.cancel()  # takes effect on calls that have not begun
 
     def _hold_back(self, consumer: KafkaConsumer) -> None:
-        """Pause all partitions while the pool is full; polling goes on, or Kafka would consider this instance dead."""
+        """Pause all partitions while too many checks wait; without polling Kafka would take this instance for dead."""
         if sum(len(progress) for progress in list(self._progress.values())) + POLL_RECORDS > WAITING:
             consumer.pause(*consumer.assignment())
         elif consumer.paused():
@@ -236,7 +237,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._submit(progress, record.offset, check)
 
     def _decoded(self, record: Any) -> wire.CheckRecord | None:
-        """The check, or None for that of another group and for a malformed record."""
+        """The check; None for a check of another group, and for a malformed record."""
         if (headers.PGROUP, self._group.encode()) not in record.headers:
             return None
         try:
@@ -247,7 +248,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _submit(self, progress: CheckProgress, offset: int, check: wire.CheckRecord) -> None:
         def done(error: BaseException | None) -> None:
-            if isinstance(error, RefusedSend):  # as it would be again, for example in a queue that does not exist
+            if isinstance(error, RefusedSend):  # a retry would be refused too, for example a missing partition
                 give_up(error)
             elif error:
                 if turns().outages.is_due():
@@ -269,7 +270,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         if answer is None:
             return
         future = self._executor.submit(answer, check, self._calls, done)
-        del answer  # of whom nobody else may hold any more
+        del answer  # it refers to the object, which nobody else may hold any more
         self._running.add(future)
         future.add_done_callback(returned)
 
@@ -295,7 +296,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         return {p: OffsetAndMetadata(at) for p, at in positions.items() if at > self._committed.get(p, 0)}
 
     def _drain(self) -> None:
-        """Cancel what has not begun, wait for running answers, and commit what Kafka has acknowledged."""
+        """Cancel answers that have not begun, wait for running ones, and commit the checks whose answer Kafka has."""
         for future in list(self._running):
             future.cancel()
         wait(list(self._running), timeout=max(0.0, self._until - time.monotonic()))

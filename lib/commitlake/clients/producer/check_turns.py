@@ -1,4 +1,4 @@
-"""Threads in which the readers of checks of a process take turns: one each would be hundreds where groups are many."""
+"""Threads in which the check readers of a process take turns; a thread for each would be hundreds with many groups."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from functools import lru_cache
 from commitlake.kafka.quiet import ThrottledFilter
 
 READERS = 8
-"""Threads at most; that many readers may be held up at a time, each by a Kafka that does not answer."""
+"""Threads at most; that many readers may hang at a time, each on a Kafka that does not answer."""
 POLL_MS = 200
-"""How long a reader waits for checks, if no other waits for its turn."""
+"""How long a reader waits for checks, if there are no more readers than threads; with more readers, less."""
 
 
 class Turned(Enum):
-    """How a turn went; `ENDS`: the reader needs no more."""
+    """The outcome of a turn; `ENDS`: the reader needs no more turns."""
 
     WELL = auto()
     FAILED = auto()
@@ -26,14 +26,14 @@ class Turned(Enum):
 
 
 Turn = Callable[[int], Turned]
-"""Reads once, waiting so many ms at most. Does not raise."""
+"""One read of a reader; the argument is the longest wait in ms. It does not raise."""
 
 
 class CheckTurns:
-    """Has as many threads as readers, up to `READERS`. One of so many is free of readers whose last turn has failed.
+    """Has as many threads as readers, up to `READERS`. Of `READERS` threads one takes no reader that failed last time.
 
     Attributes:
-        outages: for lines that all readers would write when Kafka is away.
+        outages: limits the log lines that all readers would write when Kafka is away.
     """
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class CheckTurns:
         self._changed = threading.Condition()
 
     def add(self, turn: Turn) -> None:
-        """Let a reader take turns until it says that it needs no more.
+        """Let a reader take turns until one returns `ENDS`.
 
         Raises:
-            RuntimeError: no thread can be started, and there is none.
+            RuntimeError: there is no thread, and none can be started.
         """
         with self._changed:
             if self._threads < min(READERS, self._readers + 1):
@@ -59,7 +59,7 @@ class CheckTurns:
             threading.Thread(target=self._serve, name=f"commitlake-checks-{self._threads}", daemon=True).start()
             self._threads += 1
         except RuntimeError:
-            if not self._threads:  # else the others have one reader more
+            if not self._threads:  # else the other threads take the reader
                 raise
 
     def _put(self, turn: Turn, has_failed: bool) -> None:
@@ -95,11 +95,11 @@ class CheckTurns:
 
 
 def turns() -> CheckTurns:
-    """Those of this process."""
+    """The threads of this process."""
     return _of(os.getpid())
 
 
 @lru_cache(maxsize=1)
 def _of(pid: int) -> CheckTurns:
-    """A process that was forked has not its parent's threads."""
+    """One object for each process, since a forked process lacks its parent's threads."""
     return CheckTurns()

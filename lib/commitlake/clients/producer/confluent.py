@@ -1,4 +1,4 @@
-"""The engine that is librdkafka, by the package confluent-kafka: quicker with few threads, and optional."""
+"""The engine that sends with librdkafka, by the optional package confluent-kafka: faster with few threads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _said.addFilter(ThrottledFilter())
 _POLL_S = 0.1
 _GIVE_UP_S = 1.0
 _AGE_S = 30.0
-"""How long an added queue may stay unknown, as with kafka-python."""
+"""How long a new partition may stay unknown, as with kafka-python."""
 _DENIED = (Failure.TOPIC_AUTHORIZATION_FAILED, Failure.CLUSTER_AUTHORIZATION_FAILED)
 _OF_A_BATCH = (Failure.MSG_SIZE_TOO_LARGE, Failure.RECORD_LIST_TOO_LARGE, Failure.INVALID_RECORD)
-"""Told of each record of a batch that has a bad one."""
+"""Errors that each record of a batch gets if the batch has one bad record."""
 _REFUSED = (
     *_DENIED,
     *_OF_A_BATCH,
@@ -44,29 +44,29 @@ Explain = Callable[[Exception], str]
 
 
 class ConfluentEngine:
-    """Sends by one librdkafka client, which is replaced after an error that it calls fatal.
+    """Sends with one librdkafka client, which is replaced after an error that librdkafka calls fatal.
 
-    librdkafka does not say whether a record that it gave up had gone out, so none can be withdrawn: such a send is
-    uncertain.
+    No record can be withdrawn, since librdkafka does not say whether a record that it gave up had gone out: such a send
+    is uncertain.
 
     Args:
-        options: librdkafka's options for a client that gives a record up after some ms.
-        timeout_ms: how long a send waits.
-        explain: returns what went wrong with Kafka, and what to do about it.
+        options: returns librdkafka's options for a client that gives a record up after so many ms.
+        timeout_ms: how long a send waits, ms.
+        explain: returns the text for a user about a problem with Kafka.
     """
 
     def __init__(self, options: Options, timeout_ms: int, explain: Explain) -> None:
         self._explain = explain
         self._pid = os.getpid()
         self._queues: dict[str, tuple[int, float]] = {}
-        self._open: set[Result[Position]] = set()  # until all who wait have been told
+        self._open: set[Result[Position]] = set()  # sends without an outcome
         self._shared = _Clients(options, timeout_ms)
         self._shared.newest(timeout_ms)
-        # A batch of each record, so that one is refused for what it is itself.
+        # Each record is a batch of its own, so that a refusal concerns this record alone.
         self._lone = _Clients(lambda longest_ms: {**options(longest_ms), "batch.num.messages": 1}, timeout_ms)
 
     def _number_of(self, topic: str, timeout_ms: int) -> int:
-        """Partitions of a topic, once they are known."""
+        """Number of partitions of a topic; asks Kafka at most each `_AGE_S`."""
         known, until = self._queues.get(topic, (0, 0.0))
         if time.monotonic() < until:
             return known
@@ -102,7 +102,7 @@ class ConfluentEngine:
         again: Callable[[], None] | None,
     ) -> None:
         is_taken = False
-        while not is_taken:  # a client may end between the two
+        while not is_taken:  # the chosen client may end before it takes the record
             client = choose()
             try:
                 is_taken = client.produce(**named, on_delivery=partial(self._delivered, client, outcome, again))
@@ -116,7 +116,7 @@ class ConfluentEngine:
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
         until = time.monotonic() + timeout_s
-        awaited = self._open.copy()  # what others send meanwhile would have no end
+        awaited = self._open.copy()  # without records that others send meanwhile, which might never end
         while awaited and (now := time.monotonic()) < until:
             for clients in (self._shared, self._lone):
                 clients.flush(min(until, now + _POLL_S))
@@ -125,9 +125,9 @@ class ConfluentEngine:
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
-        if os.getpid() == self._pid:  # the connection of a parent process is the parent's
+        if os.getpid() == self._pid:  # a fork must not close the connection of its parent
             until = time.monotonic() + timeout_s
-            for clients in (self._shared, self._lone):  # the second ones get what is refused meanwhile
+            for clients in (self._shared, self._lone):  # in this order: `_lone` gets records refused meanwhile
                 clients.close(until)
 
     def _delivered(
@@ -149,7 +149,7 @@ class ConfluentEngine:
         self._open.discard(outcome)
 
     def _told(self, error: Failure, *, is_sent: bool = True) -> MQClientException:
-        """The public error for one of librdkafka; `is_sent` says whether the record may have gone out."""
+        """The public error for an error of librdkafka; `is_sent`: whether the record may have gone out."""
         text = f"{error.name()}: {error.str()}"
         if error.code() in _DENIED:
             text = self._explain(TopicAuthorizationFailedError(text))
@@ -168,7 +168,7 @@ class ConfluentEngine:
 
 
 def _failure_of(again: Callable[[], None]) -> MQClientException | None:
-    """Sends again what Kafka has refused, so that it is nowhere if that fails."""
+    """Send a refused record again by itself; return an error if that fails: then the record is nowhere."""
     try:
         again()
     except MQClientException as told:
@@ -182,21 +182,21 @@ def _failure_of(again: Callable[[], None]) -> MQClientException | None:
 
 
 class _Clients:
-    """The client that takes records, and those before it that still hold some.
+    """The client that takes records, and replaced clients that still hold some.
 
     Args:
-        options: librdkafka's options for a client that gives a record up after some ms.
-        timeout_ms: the shortest that a client is made for.
+        options: returns librdkafka's options for a client that gives a record up after so many ms.
+        timeout_ms: the shortest time-out of a client, ms.
     """
 
     def __init__(self, options: Options, timeout_ms: int) -> None:
         self._options, self._timeout_ms = options, timeout_ms
-        self._lock = threading.RLock()  # a signal handler may close it in the middle of a send
-        self._alive: list[_Client] = []  # never changed in place: a flush goes through it without the lock
+        self._lock = threading.RLock()  # a signal handler may call `close` within a send
+        self._alive: list[_Client] = []  # never changed in place: `flush` iterates over it without the lock
         self._is_closed = False
 
     def newest(self, timeout_ms: int) -> _Client:
-        """The client for a send that waits for so long, a new one if need be."""
+        """The client for a send that waits `timeout_ms`; makes a new one if necessary."""
         with self._lock:
             if self._is_closed:
                 raise FailedSend(SHUT_DOWN)
@@ -205,12 +205,12 @@ class _Clients:
             return self._alive[-1]
 
     def flush(self, until: float) -> None:
-        """Send at once what would linger, and wait until nothing is left, at most until then."""
-        for each in reversed(self._alive):  # an old one may hang
+        """Send lingering records at once, and wait until none is left, at most until `until`, by a monotonic clock."""
+        for each in reversed(self._alive):  # the newest first, since an old client may hang
             each.producer.flush(max(0.0, until - time.monotonic()))
 
     def close(self, until: float) -> None:
-        """Take nothing more, and wait for the outcome of what was taken; what has none by then is given up."""
+        """Take no more records, and wait for the outcomes until `until`; then give up the records without one."""
         with self._lock:
             self._is_closed = True
             ending = self._alive
@@ -225,37 +225,37 @@ class _Clients:
             old.end(time.monotonic() + OLD_CLIENT_S)
         self._alive = [*(old for old in self._alive if old.thread.is_alive()), new]
         self._timeout_ms = timeout_ms
-        if self._is_closed:  # by a signal handler, while the client was made
+        if self._is_closed:  # a signal handler has closed it while the client was made
             new.end(time.monotonic())
 
 
 class _Client:
-    """librdkafka's producer, and the thread that calls back until it is to end and each record has its outcome.
+    """librdkafka's producer, and the thread that runs its callbacks until it must end and all records have an outcome.
 
     Args:
-        options: librdkafka's.
+        options: librdkafka's options.
 
     Attributes:
-        thread: that thread.
+        thread: the thread that runs callbacks.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         try:
             self.producer = Producer({**options, "logger": _said})
-        except KafkaException as error:  # its ranges are not Java's, and what it can do depends on how it was built
+        except KafkaException as error:  # its ranges differ from Java's, and its features depend on the build
             msg = (
                 f"options and client_options: librdkafka says: {error.args[0].str().strip()}; change that one, or use "
                 "engine='kafka-python'"
             )
             raise ConfigError(msg) from error
         self.is_spoilt = False
-        self._lock = threading.RLock()  # no record may come in between the end and the look at what is left
+        self._lock = threading.RLock()  # no record may be added after `end`, when the thread looks whether any is left
         self._until: float | None = None
         self.thread = threading.Thread(target=self._serve, name="commitlake-librdkafka", daemon=True)
         self.thread.start()
 
     def produce(self, **named: Any) -> bool:
-        """Hand a record over; return whether it is taken, and will have an outcome."""
+        """Hand a record over; True if the client takes it, so that it will have an outcome."""
         with self._lock:
             is_taken = self._until is None
             if is_taken:
@@ -263,12 +263,12 @@ class _Client:
             return is_taken
 
     def end(self, until: float) -> None:
-        """Take nothing more, and give up then what has no outcome; a second call can't put that off."""
+        """Take no more records, and give up at `until` those without an outcome; a second call can't postpone that."""
         with self._lock:
             self._until = until if self._until is None else min(until, self._until)
 
     def join(self) -> None:
-        """Wait for the thread, unless this is a callback in it."""
+        """Wait for the thread, unless a callback in that thread calls this."""
         if self._until is not None and threading.current_thread() is not self.thread:
             self.thread.join(max(0.0, self._until - time.monotonic()) + _GIVE_UP_S + 1.0)
 
@@ -276,14 +276,14 @@ class _Client:
         while self._until is None or len(self.producer):
             try:
                 self._call_back(self._until)
-            except BaseException:  # without this thread no send would have an outcome
+            except BaseException:  # the thread must go on: without it no send would have an outcome
                 log.exception("the callback of a send failed")
 
     def _call_back(self, until: float | None) -> None:
         if until is None:
             self.producer.poll(_POLL_S)
         elif (left_s := until - time.monotonic()) > 0:
-            self.producer.flush(min(left_s, _POLL_S))  # which sends at once what would linger
+            self.producer.flush(min(left_s, _POLL_S))  # sends lingering records at once
         else:
             log.warning("%d records were not acknowledged in time", len(self.producer))
             self.producer.purge()

@@ -1,4 +1,4 @@
-"""What the producers of a process share of one Kafka: a client that sends, the reader of the settings, and a loop."""
+"""The connection that producers of a process share: a client that sends, the reader of the settings, and a loop."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from commitlake.protocol.kafka_topics import SETTINGS
 log = logging.getLogger(__name__)
 
 METADATA_AGE_MS = 30_000
-"""How long an added queue may stay unknown; Kafka's own default is 5 minutes."""
+"""How long a new partition may stay unknown; Kafka's own default is 5 minutes."""
 NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
 CONFLUENT_TAKES = {"compression_type", "linger_ms", "batch_size"}
-"""Of `client_options`, those that both engines know."""
+"""The `client_options` that both engines know."""
 
 _TRY_MS = 5_000
-"""The longest try of a connection, which a shutdown can't end; there is another as long as anybody wants it."""
+"""The longest try of a connection, which a shutdown can't interrupt; further tries follow while a send waits."""
 _LEAST_MS = 1_000
-"""Shorter time-outs bound what a send waits, and not the client's requests: no connection would come about."""
+"""Least time-out of the client's requests: with a shorter one no connection would succeed. A send may wait less."""
 _LONGEST_REQUEST_MS = 900_000
-"""What librdkafka takes."""
+"""The longest request time-out that librdkafka takes."""
 _LEFT_S = 10.0
-"""For what producers that nobody holds any more have still sent."""
+"""Time for buffered records of producers that were collected without a shutdown."""
 
 
 class Connection:
-    """Started by the first producer that needs it, and ended with the last: at its shutdown, or when nobody holds it.
+    """The connection of several producers. The first one starts it; the last one's shutdown, or collection, ends it.
 
     Args:
-        kafka: where Kafka is.
-        start_timeout_ms: how long a start waits for it.
-        more: options of kafka-python's clients besides.
-        engine: what sends.
-        timeout_ms: how long a send waits.
+        kafka: names Kafka's address and options.
+        start_timeout_ms: how long a start waits for Kafka, ms.
+        more: further options of kafka-python's clients.
+        engine: name of the engine that sends.
+        timeout_ms: how long a send waits, ms.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Connection:
         self._holders: WeakSet[object] = WeakSet()
         self._switch = threading.RLock()
         self._net: Loop | None = None
-        self._net_lock = threading.RLock()  # as the switch
+        self._net_lock = threading.RLock()  # re-entrant for signal handlers, as the switch
         self._pid = os.getpid()
 
     @property
     def key(self) -> object:
-        """Connections with the same key may stand for each other."""
+        """Key by which producers share a connection: connections with equal keys behave the same."""
         given = [sorted(each.items()) for each in (self.kafka.options, self._more)]
         options = [
             (name, value if isinstance(value, str | int | float) else id(value)) for of in given for name, value in of
@@ -79,7 +79,7 @@ class Connection:
 
     @property
     def engine(self) -> Engine:
-        """What sends."""
+        """The engine that sends, while the connection runs."""
         if self._engine is None:
             raise FailedSend(NOT_RUNNING)
         return self._engine
@@ -92,7 +92,7 @@ class Connection:
         return self._reader.current
 
     def net(self) -> Loop:
-        """The loop for the clients of all readers of checks, with its thread; another one when that has crashed."""
+        """The event loop, with its thread, for the clients of all check readers; a new one after a crash."""
         with self._net_lock:
             if self._engine is None:
                 raise FailedSend(NOT_RUNNING)
@@ -102,7 +102,7 @@ class Connection:
             return self._net
 
     def join(self, holder: object) -> None:
-        """Be there for a producer until it leaves, or nobody holds it; connect if this is the first one.
+        """Serve a producer until it leaves or is collected; connect if this is the first one.
 
         Raises:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
@@ -128,7 +128,7 @@ class Connection:
 
     def leave(self, holder: object, timeout_s: float) -> None:
         """Send what is still buffered, for at most `timeout_s`, and disconnect if this was the last producer."""
-        if os.getpid() != self._pid:  # a parent's, whose threads are not here
+        if os.getpid() != self._pid:  # the connection belongs to the parent process, whose threads are not here
             return
         with self._switch:
             self._holders.discard(holder)
@@ -138,12 +138,12 @@ class Connection:
         self.flush(timeout_s)
 
     def flush(self, timeout_s: float) -> None:
-        """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
+        """Wait until every record sent before was acknowledged or has failed, for at most `timeout_s`."""
         if os.getpid() == self._pid and self._engine and not self._engine.flush(timeout_s):
             log.warning("not every record was acknowledged within %.1f s", timeout_s)
 
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
-        """Options of a Kafka client of that class."""
+        """Options for a Kafka client of this class."""
         return {
             **{name: value for name, value in self._more.items() if name in client.DEFAULT_CONFIG},
             "metadata_max_age_ms": METADATA_AGE_MS,
@@ -153,7 +153,7 @@ class Connection:
         }
 
     def explain(self, error: Exception) -> str:
-        """What went wrong with Kafka, and what to do about it."""
+        """The text for a user: the problem with Kafka, and the remedy."""
         return explain(self.kafka, error)
 
     def _start(self) -> None:
@@ -168,17 +168,20 @@ class Connection:
         try:
             if engine:
                 engine.close(timeout_s)
-        finally:  # also when a signal handler has raised
+        finally:  # also if a signal handler raises
             with self._net_lock:
                 net, self._net = self._net, None
-            if net:  # beside, for a loop that hangs
+            if net:  # in a thread of its own, since the loop may hang
                 threading.Thread(target=net.close, name="commitlake-net-end", daemon=True).start()
             if self._reader:
                 self._reader.stop()
                 self._reader = None
 
     def _end_if_left(self) -> None:
-        """Called by the thread that reads the settings: a finalizer could run anywhere, also where a lock is held."""
+        """End the connection if no producer is left.
+
+        The thread that reads the settings calls this. A finalizer could run anywhere, also while a lock is held.
+        """
         if not self._holders and self._switch.acquire(blocking=False):
             try:
                 if not self._holders:
@@ -219,19 +222,19 @@ class Connection:
             "max_block_ms": bound,
             "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound), _LONGEST_REQUEST_MS),
             "delivery_timeout_ms": bound + WITHDRAWAL_MS + given.get("linger_ms", 0),
-            # What is written to a broker that hangs is appended when it goes on, so few requests are. With one, a half
-            # message waits for the op before it: 250 transactions a second of a thread in place of 430.
+            # Few requests in flight: a hanging broker appends all that was written to it when it continues. With one
+            # in flight, a half message waits for the op before it: 250 transactions a second and thread instead of 430.
             "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 2),
         }
         tried_ms = self._start_timeout_ms // 2 if is_first else min(bound, given["bootstrap_timeout_ms"])
-        own["bootstrap_timeout_ms"] = tried_ms  # only the first one is not tried again
+        own["bootstrap_timeout_ms"] = tried_ms  # the first connection has one long try, later ones are retried
         client = KafkaProducer(**given | own)
-        client._sender.name = "commitlake-sender"  # so that its log lines are known as ours
+        client._sender.name = "commitlake-sender"  # so that log lines of this thread are recognized as ours
         return client
 
 
 def shared(connection: Connection) -> Connection:
-    """The one of this process that may stand for a connection, or else that itself."""
+    """This process's existing connection with the same key, or else the given one."""
     lock, known = _of(os.getpid())
     with lock:
         return known.setdefault(connection.key, connection)
@@ -239,5 +242,5 @@ def shared(connection: Connection) -> Connection:
 
 @lru_cache(maxsize=1)
 def _of(pid: int) -> tuple[threading.RLock, WeakValueDictionary[object, Connection]]:
-    """A process that was forked has no connections, and the lock of its parent may be held there for ever."""
+    """Lock and connections of a process. A fork gets new ones: its copy of the parent's lock may be held for ever."""
     return threading.RLock(), WeakValueDictionary()

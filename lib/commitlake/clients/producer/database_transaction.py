@@ -1,4 +1,4 @@
-"""Messages under the decision of one PostgreSQL transaction, which the database itself knows after any crash."""
+"""Messages that end with one PostgreSQL transaction, whose outcome the database itself knows after any crash."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 class DatabaseTransaction(Transaction):
     """Made by `TransactionMQProducer.begin_transaction(database=...)`. For one thread, as its connection is.
 
-    Its half messages name the transaction of the database, which ends first. Where its end is not known here, no
-    decision is sent: the coordinator asks the database.
+    Its half messages name the database's transaction, which ends first. If its outcome is not known here, no decision
+    is sent: the coordinator asks the database.
 
     Args:
-        send_half: sends a half message after the first one of its transaction, None for that itself.
+        send_half: sends a half message; its second argument is the first one of the transaction, None for the first.
         send_decision: sends the decision on all half messages, without waiting.
         database: the transaction of the database.
     """
@@ -35,21 +35,21 @@ class DatabaseTransaction(Transaction):
         super().__init__(send_half, send_decision)
         self._database = database
         self._xact: Xact | None = None
-        self._tries = self._last_sent = 0  # numbers of tries: one that failed may have the mark of a savepoint outside
+        self._tries = self._last_sent = 0  # numbers of tries; a failed try may have left its mark in an outer savepoint
 
     def send(self, message: Message) -> SendResult:
         """Send one more half message and wait for its acknowledgement; see `Transaction.send`.
 
         Raises:
-            MQClientException: the block has ended the database's transaction itself, or has rolled back a savepoint in
-                which a message was sent, or the database may lose what it commits. Nothing was sent.
+            MQClientException: nothing was sent: the block has ended the database's transaction itself, or has rolled
+                back a savepoint in which a message was sent, or the database may lose what it commits.
         """
         topic_of(message)
         with self._lock:
             self._check_open()
             if self._xact is None:
                 self._xact = self._database.begin()
-            else:  # a message of the database's next transaction would end as the first one has
+            else:  # a message sent in the database's next transaction would end as the first transaction did
                 self._database.check(self._last_sent)
             self._tries += 1
             self._database.sends(self._tries)
@@ -61,10 +61,10 @@ class DatabaseTransaction(Transaction):
     def commit(self) -> None:
         """Commit the database's transaction, and make all messages visible; does nothing the second time.
 
-        What the database raises is passed on. The messages then end as its transaction has.
+        Errors of the database are passed on. The messages then end as its transaction did.
 
         Raises:
-            MQClientException: it was rolled back, or is rolled back now: a send was uncertain, the block has ended the
+            MQClientException: the transaction was rolled back, or is now: a send was uncertain, the block has ended the
                 database's transaction itself, or has rolled back a savepoint in which a message was sent, or the
                 database may lose what it commits.
         """
@@ -77,7 +77,7 @@ class DatabaseTransaction(Transaction):
         """Roll back the database's transaction, and drop all messages; does nothing the second time.
 
         Raises:
-            MQClientException: it was committed.
+            MQClientException: the transaction was committed.
         """
         with self._lock:
             if self._ended is None:
@@ -93,13 +93,13 @@ class DatabaseTransaction(Transaction):
             raise
 
     def _give_up(self) -> None:
-        """Roll back, and send what the database says of its transaction: a commit that raises may have come true."""
+        """Roll back, then send the outcome that the database reports: a commit that raised may have taken effect."""
         outcome, why = None if self._xact else "ROLLBACK", "it still runs there"
         try:
             self._database.rollback()
             if self._xact:
                 outcome = self._database.outcome(self._xact)
-        except Exception as error:  # of the driver
+        except Exception as error:  # the driver's
             why = str(error)
         if outcome is None:
             self._ended = LocalTransactionState.UNKNOW

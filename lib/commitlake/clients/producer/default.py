@@ -46,10 +46,10 @@ class DefaultMQProducer:
         options: the coordinator's `kafka.options`, in the Java client's names.
         client_options: more keyword arguments of kafka-python's clients, for example `compression_type`, or
             `sasl_oauth_token_provider` with an object of the application.
-        send_msg_timeout: ms a send takes at most. When it has failed, nothing of it is sent any more; of a record that
-            had gone out by then Kafka's client makes no other try more than this time, or a second, later.
-        start_timeout: ms `start` waits for Kafka and for the coordinator's settings.
-        engine: what sends, `kafka-python` or `confluent` (librdkafka; the extra `commitlake[confluent]`).
+        send_msg_timeout: ms that a send takes at most. After a failed send nothing new goes out. A record that had gone
+            out before may be retried by Kafka's client for up to this time again, or for a second if that is longer.
+        start_timeout: ms that `start` waits for Kafka and for the coordinator's settings.
+        engine: the client that sends, `kafka-python` or `confluent` (librdkafka; the extra `commitlake[confluent]`).
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class DefaultMQProducer:
         )
         self._link = KafkaLink(kafka, milliseconds("start_timeout", start_timeout), client_options or {}, engine)
         self._running = False
-        self._switch = threading.RLock()  # a signal handler may call `shutdown` in the middle of `start` or another
-        # No `threading.Event`: what a signal interrupts may hold the event's lock.
+        self._switch = threading.RLock()  # a signal handler may call `shutdown` within `start` or another `shutdown`
+        # No `threading.Event`: the code that a signal interrupts may hold the event's lock.
         self._is_stopped = self._is_called_off = False
 
     def start(self) -> None:
@@ -100,7 +100,7 @@ class DefaultMQProducer:
         """Send what is still buffered and disconnect; does nothing when it is not running.
 
         Args:
-            timeout: ms after which what Kafka has not acknowledged is given up.
+            timeout: ms after which unacknowledged records are given up.
         """
         timeout_s = milliseconds("timeout", timeout) / 1_000
         with self._switch:
@@ -119,14 +119,14 @@ class DefaultMQProducer:
 
         Args:
             message: a message, or messages of one topic without delay.
-            timeout: ms, instead of `send_msg_timeout`. The longest so far, of all producers that share the connection,
-                is also how much later Kafka's client may try again what had gone out.
+            timeout: ms, instead of `send_msg_timeout`. The client may retry a record that had gone out for up to the
+                longest timeout so far, of all producers that share the connection, after the send has failed.
 
         Raises:
-            RefusedSend: nothing was sent, with `reason`; as it is the message would be refused again.
-            FailedSend: nothing was sent, and it may be sent again.
-            UncertainSend: not acknowledged in time, so the message may or may not have been sent. The same object may
-                be sent again: it keeps its id.
+            RefusedSend: nothing was sent; the unchanged message would be refused again. `reason` names the rule.
+            FailedSend: nothing was sent, and the message may be sent again.
+            UncertainSend: Kafka did not acknowledge it in time, so the message may or may not have been sent. The same
+                object may be sent again: it keeps its id.
         """
         timeout = None if timeout is None else milliseconds("timeout", timeout)
         if isinstance(message, Message):
@@ -137,8 +137,8 @@ class DefaultMQProducer:
         """Cut a long list into lists, in order, each of which `send` takes as a batch.
 
         Raises:
-            RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch, `BAD_BATCH` when its
-                sharding key is: that takes 64 MiB at most, once for each message of a batch.
+            RefusedSend: `BODY_TOO_LARGE` when one message alone is too large for a batch; `BAD_BATCH` when its sharding
+                key is: the key counts once for each message of a batch, up to 64 MiB.
         """
         every = listed(messages)
         for each in every:
@@ -149,14 +149,14 @@ class DefaultMQProducer:
     def recall(self, recall_handle: str) -> str:
         """Recall a delayed message, and return its id.
 
-        The coordinator decides which comes first, the recall or the delivery; a recall that is too late is in the table
-        `rejected`.
+        The coordinator decides which comes first, the recall or the delivery. A recall that comes too late goes to the
+        table `rejected`.
 
         Args:
             recall_handle: from the `SendResult` of the delayed message.
 
         Raises:
-            FailedSend: nothing was sent; a `RefusedSend` when it is not a recall handle.
+            FailedSend: nothing was sent; a `RefusedSend` when the text is no recall handle.
             UncertainSend: Kafka did not acknowledge the recall; it may be sent again.
         """
         recall = decode_handle(recall_handle)
@@ -165,10 +165,10 @@ class DefaultMQProducer:
         return recall.msg_id
 
     def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
-        """Send a message in place of a delayed one: first the new one goes out, then the old one is recalled.
+        """Send a message in place of a delayed one: first the new message goes out, then the old one is recalled.
 
-        In a topic of `topics.dedup` exactly one of two with the same name is shown, whether the recall comes in time or
-        too late, and also when this process dies in between. In other topics both are shown in these two cases.
+        In a topic of `topics.dedup` exactly one of two messages with the same name is shown, even if the recall comes
+        too late or this process dies in between. In other topics both are shown in these two cases.
 
         Args:
             recall_handle: from the `SendResult` of the delayed message, or from `commitlake.delayed`.
@@ -176,9 +176,9 @@ class DefaultMQProducer:
             timeout: ms, instead of `send_msg_timeout`.
 
         Raises:
-            FailedSend: nothing was sent; a `RefusedSend` when it is not a recall handle, or one of another topic, or
+            FailedSend: nothing was sent; a `RefusedSend` when the text is no recall handle, or one of another topic, or
                 the message was refused.
-            UncertainSend: Kafka did not acknowledge one of the two.
+            UncertainSend: Kafka did not acknowledge the message or the recall.
         """
         topic = decode_handle(recall_handle).topic
         if topic_of(message) != topic:
@@ -237,7 +237,7 @@ class DefaultMQProducer:
 
     @contextmanager
     def _refusing(self, trace: Mapping[str, str]) -> Iterator[RecordMaker]:
-        """A maker of records that carry a trace, whose refusals are raised as RefusedSend."""
+        """Yield a maker of records with a trace; raise refusals within the `with` block as RefusedSend."""
         try:
             yield RecordMaker(self.group, self._link.settings, trace)
         except RecordError as error:
@@ -246,17 +246,16 @@ class DefaultMQProducer:
 
 
 def listed(given: Any) -> list[Any]:
-    """What should be several messages."""
+    """A list of several messages, or of the single one given."""
     return list(given) if isinstance(given, Iterable) else [given]
 
 
 def _addresses(given: object) -> str:
-    """Parse addresses of Kafka, as one text or as a list."""
     is_list = isinstance(given, list) and all(isinstance(each, str) for each in given)
     try:
         found = values.servers(",".join(given) if is_list else given)  # type: ignore[arg-type]
     except ValueError:
-        found = values.EMBEDDED  # which only a coordinator can start
+        found = values.EMBEDDED  # refused below, as `embedded` is: only a coordinator can start that broker
     if found == values.EMBEDDED:
         msg = "host:port,host:port,... or a list of these"
         raise ValueError(msg)
@@ -264,7 +263,7 @@ def _addresses(given: object) -> str:
 
 
 def _checked(name: str, parse: Callable[[object], T], given: object) -> T:
-    """An argument as the configuration reads its key."""
+    """An argument, parsed as the configuration parses its key."""
     try:
         return parse(values.plain(given))
     except (ValueError, yaml.YAMLError) as error:

@@ -1,4 +1,4 @@
-"""The end of a transaction, as hooks see it and as it goes to Kafka."""
+"""The end of a transaction, as hooks get it and as the record for Kafka."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Ending:
     Attributes:
         message: the first half message, as the application made it or as the check shows it.
         first: its record, or the check.
-        half_messages: where the half messages stand, the first one first.
+        half_messages: positions of the half messages, the first one first.
         state: the decision.
-        remark: why, if there is more to say.
-        check_id: of the check that it answers; None for the application's own decision.
+        remark: the reason, if it needs one.
+        check_id: id of the check that it answers; None for the application's own decision.
     """
 
     message: Message
@@ -39,7 +39,7 @@ class Ending:
         return cls(message=halves[0].message, first=halves[0].record, half_messages=places, state=state, remark=remark)
 
     def context(self, group: str, servers: str) -> EndTransactionContext:
-        """What hooks get."""
+        """The argument of hooks."""
         return EndTransactionContext(
             producer_group=group,
             msg_id=self.first.msg_id,

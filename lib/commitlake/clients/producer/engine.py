@@ -1,4 +1,4 @@
-"""What the producer needs of a Kafka client that sends."""
+"""The interface of a Kafka client that sends, as producers need it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 OLD_CLIENT_S = 30
-"""For what a client that was replaced still holds."""
+"""Time for the records that a replaced client still holds."""
 FORKED = (
     "this process was forked from the one that called start(), whose connection it can't use; make a producer in each "
     "process, after the fork"
 )
 Queue = int | Callable[[int], int]
-"""A partition, or what chooses one of so many, which the client finds out: each call of it is one between threads."""
+"""A partition, or a function that chooses one by their number. The engine asks the client for the number within `send`,
+since each call of an engine may go from one thread to another."""
 SHUT_DOWN = "the producer is shut down; send before shutdown(), or call start() again"
 
 
 class Result(Generic[T]):
-    """What another thread finds, once it has, like a `concurrent.futures.Future`.
+    """The result of another thread, like a `concurrent.futures.Future` but without its lock.
 
-    Without its lock: an exception of a signal handler may leave that held by who waits, and the other thread, here the
-    one of Kafka's client, would wait for ever to tell what it has found.
+    An exception of a signal handler may leave that lock held by the waiting thread. The other thread, here that of
+    Kafka's client, would then wait for ever to set the result.
     """
 
     def __init__(self) -> None:
@@ -42,17 +43,17 @@ class Result(Generic[T]):
         self._open.acquire()
 
     def set_result(self, found: T) -> None:
-        """This was found."""
+        """Set the result, and call back."""
         self._found = found
         self._finish()
 
     def set_exception(self, error: BaseException) -> None:
-        """This was raised."""
+        """Set the error, and call back."""
         self._error = error
         self._finish()
 
     def add_done_callback(self, callback: Callable[[Result[T]], object]) -> None:
-        """Call back once the outcome is known, at once if it is."""
+        """Call back once the outcome is known; at once if it is known already."""
         self._callbacks.append(callback)
         if self.done():
             self._call_back()
@@ -62,14 +63,14 @@ class Result(Generic[T]):
         return self._is_known
 
     def exception(self) -> BaseException | None:
-        """The error of an outcome that is known."""
+        """The error of a known outcome; None for a result."""
         return self._error
 
     def result(self, timeout_s: float = -1) -> T:
-        """What was found.
+        """Wait for the outcome; return the result, or raise the error. A `timeout_s` of -1 waits for ever.
 
         Raises:
-            TimeoutError: that is not known in time.
+            TimeoutError: the outcome is not known in time.
         """
         if not self._open.acquire(timeout=timeout_s):
             raise TimeoutError
@@ -79,7 +80,7 @@ class Result(Generic[T]):
         try:
             raise self._error
         finally:
-            del self  # the error's trace holds what this holds
+            del self  # else the error would keep itself alive: its traceback refers to this frame, the frame to `self`
 
     def _finish(self) -> None:
         self._is_known = True
@@ -101,17 +102,17 @@ class Sent(Protocol):
 
     @property
     def outcome(self) -> Result[Position]:
-        """Where the record stands; or a `FailedSend`, when it stands nowhere; or an `UncertainSend`."""
+        """The record's position; or a `FailedSend`, when it is nowhere; or an `UncertainSend`."""
 
     def withdraw(self) -> bool:
-        """Give the record up; return whether it has not gone out, and never will."""
+        """Give the record up; True if it has not gone out, and never will."""
 
 
 class Engine(Protocol):
     """A client that all threads share.
 
-    It gives a record up when the longest time-out of all sends so far has passed, so nothing is sent long after a send
-    has told the application that it failed.
+    It gives a record up after the longest time-out of all sends so far. So no record goes out long after its send has
+    failed for the application.
     """
 
     def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
@@ -119,16 +120,16 @@ class Engine(Protocol):
 
         Args:
             topic: full name.
-            queue: partition, or what chooses it.
+            queue: partition, or the function that chooses it.
             record: key, value and headers.
-            timeout_ms: how long the caller will wait.
+            timeout_ms: how long the caller will wait, ms.
 
         Raises:
-            FailedSend: the client does not take it, or Kafka does not say how many partitions there are.
+            FailedSend: the client does not take the record, or can't get the number of partitions from Kafka.
         """
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until each record has its outcome, for at most `timeout_s`; return whether that is so."""
+        """Wait until each record has its outcome, for at most `timeout_s`; False if some have none."""
 
     def close(self, timeout_s: float) -> None:
-        """Send what is buffered, for at most `timeout_s`, give up the rest, and end all threads."""
+        """Send buffered records, for at most `timeout_s`, give up the others, and end all threads."""

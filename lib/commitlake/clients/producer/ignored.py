@@ -1,4 +1,4 @@
-"""Records of others that are passed over."""
+"""Counts records that a reader ignores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGEST = 500
 
 
 class Ignored:
-    """Counts what is passed over, and logs one a minute: whoever may write to a topic must not fill the log.
+    """Counts ignored records, and logs at most one a minute: nobody who writes to the topic can fill the log.
 
     Args:
-        topic: where it stands.
+        topic: topic of the records.
     """
 
     def __init__(self, topic: str) -> None:
@@ -25,7 +25,7 @@ class Ignored:
         self._lock, self._throttle = threading.Lock(), Throttle()
 
     def add(self, record: str, reason: object) -> None:
-        """Note a record; `reason` says what is wrong with it."""
+        """Count a record; `reason` names the problem."""
         with self._lock:
             self.count += 1
         if self._throttle.is_due():

@@ -1,9 +1,9 @@
-"""The engine that is kafka-python's client.
+"""The engine that sends with kafka-python's client.
 
-Two things of it are worked around here. Its idempotent producer never sends again after an error that Kafka will not
-take back (a record that is too large for the topic, a right that was withdrawn, a corrupt record), nor after it has
-given up a record that may have gone out: it forgets its producer id, and asks for no other. And it has no call that
-takes a record back, so in an outage each try of an application would go out when Kafka is there again.
+This module works around two limits of the client. First, its idempotent producer sends nothing any more after a
+permanent error (a record too large for the topic, a withdrawn right, a corrupt record), nor after it gave up a record
+that may have gone out: it forgets its producer id, and asks for no other. Second, it has no call to withdraw a record,
+so after an outage each retry of an application would go out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from commitlake.protocol.wire import Encoded
 log = logging.getLogger(__name__)
 
 WITHDRAWAL_MS = 500
-"""How much longer than a send waits kafka-python keeps a record: time to ask whether it has gone out."""
+"""kafka-python keeps a record so much longer than its send waits, so that the send can ask whether it has gone out."""
 _REFUSED = (
     kafka_errors.MessageSizeTooLargeError,
     kafka_errors.RecordListTooLargeError,
@@ -40,31 +40,31 @@ _REFUSED = (
     kafka_errors.PolicyViolationError,
 )
 _BESIDE_REFUSED = "part of a batch which had one more"
-"""Of kafka-python's error for a good record: Kafka has refused the whole batch."""
+"""Part of kafka-python's error for a good record in a batch that Kafka refused as a whole."""
 
 Connect = Callable[[int, bool], KafkaProducer]
 Explain = Callable[[Exception], str]
 
 
 class _Withdrawn(KafkaTimeoutError):  # type: ignore[misc]
-    """A batch was taken back before it went out."""
+    """A batch was withdrawn before it went out."""
 
 
 class KafkaPythonEngine:
-    """Sends by one client that all threads share, until an error spoils it; then by a new one.
+    """Sends with one client that all threads share, until an error spoils it; then with a new one.
 
     Args:
-        connect: makes a client that gives a record up after some ms; the flag says whether it is the first client.
+        connect: makes a client that gives a record up after so many ms; the flag says whether it is the first client.
             Raises kafka-python's errors.
-        timeout_ms: how long a send waits.
-        explain: returns what went wrong with Kafka, and what to do about it.
+        timeout_ms: how long a send waits, ms.
+        explain: returns the text for a user about a problem with Kafka.
     """
 
     def __init__(self, connect: Connect, timeout_ms: int, explain: Explain) -> None:
         self._connect, self._timeout_ms, self._explain = connect, timeout_ms, explain
         self._client, self._made_for_ms = connect(timeout_ms, True), timeout_ms
-        self._old: list[KafkaProducer] = []  # each until what it holds has its outcome
-        self._awaited_until = 0.0  # the last of those who wait for a new client, by a monotonic clock
+        self._old: list[KafkaProducer] = []  # replaced clients, until all their records have an outcome
+        self._awaited_until = 0.0  # the latest time until which a send waits for a new client, by a monotonic clock
         self._spoilt: KafkaProducer | None = None
         self._renewal: Future[KafkaProducer] | None = None
         self._lock = threading.Lock()
@@ -87,19 +87,19 @@ class KafkaPythonEngine:
         """See `Engine`."""
         with self._lock:
             self._is_closed = True
-        if os.getpid() == self._pid:  # the connection of a parent process is the parent's
+        if os.getpid() == self._pid:  # a fork must not close the connection of its parent
             until = time.monotonic() + timeout_s
             self.flush(timeout_s / 2)
             for each in (self._client, *self._old):
                 _close(each, max(0.0, until - time.monotonic()))
 
     def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> MQClientException:
-        """The public error for one of kafka-python.
+        """The public error for an error of kafka-python.
 
         Args:
-            error: what kafka-python raised.
+            error: kafka-python's error.
             is_sent: whether the record may have gone out.
-            is_aborted: whether kafka-python gave it up because of another record's error, which is `error`.
+            is_aborted: whether kafka-python gave the record up because of another record's error, which is `error`.
         """
         name, told = type(error).__name__, str(error)  # a KafkaError's text begins with its name
         text = self._explain(error) if is_refusal(error) else told if told.startswith(name) else f"{name}: {told}"
@@ -112,7 +112,7 @@ class KafkaPythonEngine:
         return UncertainSend(text)
 
     def note(self, client: KafkaProducer, error: Exception) -> None:
-        """Replaces a client, at the next send, whose error lasts; KafkaTimeoutError is that of a record given up."""
+        """Have the next send replace a client after a permanent error, or a record given up (KafkaTimeoutError)."""
         if isinstance(error, KafkaTimeoutError) or not getattr(error, "retriable", False):
             self._spoilt = client
 
@@ -123,14 +123,14 @@ class KafkaPythonEngine:
             partition = _chosen(client, topic, queue, until)
             try:
                 return client, client.send(topic, partition=partition, **named)
-            except kafka_errors.MessageSizeTooLargeError:  # of this record
+            except kafka_errors.MessageSizeTooLargeError:  # this record is too large
                 raise
-            except ClientError:  # of one before it: nothing was sent
+            except ClientError:  # an earlier record has spoilt the client; nothing was sent
                 self._spoilt = client
                 client = self._current(timeout_ms, until)
                 partition = _chosen(client, topic, queue, until)
                 return client, client.send(topic, partition=partition, **named)
-        except (ClientError, OSError, ValueError, RuntimeError) as error:  # the last of a client that was closed
+        except (ClientError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: the client was closed
             raise self.told(error, is_sent=False) from error
 
     def _current(self, timeout_ms: int, until: float) -> KafkaProducer:
@@ -158,9 +158,9 @@ class KafkaPythonEngine:
         return renewal
 
     def _renew(self, renewal: Future[KafkaProducer]) -> None:
-        """In a thread of its own: all threads that send wait for one connection, each as long as it may.
+        """Make a new client, in a thread of its own: all sending threads wait for it, each up to its time-out.
 
-        It is tried again, some seconds each time, as long as any of them waits.
+        A failed try, of some seconds, is retried as long as any of them waits.
         """
         while True:
             made_for_ms = self._timeout_ms
@@ -177,12 +177,12 @@ class KafkaPythonEngine:
                 return
         with self._lock:
             old = self._client
-            self._old.append(old)  # first: whoever looks at both has no lock
+            self._old.append(old)  # before `_client` changes: `flush` and `close` read both without the lock
             self._client, self._made_for_ms, self._renewal = new, made_for_ms, None
             is_closed = self._is_closed
         renewal.set_result(new)
         log.info("connected to Kafka again")
-        _close(old, 0 if is_closed else OLD_CLIENT_S)  # what it still holds is uncertain; it fails now or is sent yet
+        _close(old, 0 if is_closed else OLD_CLIENT_S)  # records that it still holds are sent, or fail as uncertain
         self._old.remove(old)
         if is_closed:
             _close(new, 0)
@@ -192,8 +192,8 @@ class _Sending:
     """One record on its way; see `Sent`.
 
     Args:
-        engine: where errors are told.
-        hand_over: gives the record to a client, and returns that client and its future.
+        engine: converts and notes errors.
+        hand_over: gives the record to a client, and returns the client and kafka-python's future.
     """
 
     def __init__(self, engine: KafkaPythonEngine, hand_over: Callable[[], tuple[KafkaProducer, Any]]) -> None:
@@ -215,7 +215,7 @@ class _Sending:
         return _withdraw(self._client, self._sent)
 
     def _failed(self, error: Exception) -> None:
-        if isinstance(error, _Withdrawn) and not self._is_over:  # it was in one batch with another's record
+        if isinstance(error, _Withdrawn) and not self._is_over:  # another record of its batch was withdrawn
             try:
                 self.begin()
             except MQClientException as told:
@@ -226,26 +226,26 @@ class _Sending:
         self.outcome.set_exception(self._engine.told(error, is_sent=has_gone, is_aborted=is_aborted))
 
 
-# kafka-python has no public call for those below.
+# kafka-python has no public calls for the functions below.
 
 
 def _chosen(client: KafkaProducer, topic: str, queue: Queue, until: float) -> int:
-    """A partition, once the topic's are known, for which a client waits as long as the longest of all sends may."""
+    """A partition, once the topic's are known; kafka-python itself would wait for the longest time-out of all sends."""
     known = client._wait_on_metadata(topic, max(0.0, until - time.monotonic()) * 1_000)
     return queue if isinstance(queue, int) else queue(len(known))
 
 
 def _batch_of(client: KafkaProducer, sent: Any) -> Any:
-    """The batch that a record waits in; None when that has its outcome."""
+    """The batch in which a record waits; None when the batch has its outcome."""
     batches = client._accumulator._incomplete.all()
     return next((batch for batch in batches if batch.produce_future is sent._produce_future), None)
 
 
 def _has_gone(client: KafkaProducer, batch: Any, sent: Any) -> bool:
-    """Whether a batch may have been written to a connection; one that was split had been.
+    """Whether a batch may have been written to a connection. A batch that was split had been written.
 
-    Without a batch, because its outcome came before it was looked for, that is whether any of the topic was: the
-    client's thread makes a topic's metrics before it writes the first.
+    `batch` is None if its outcome came before it was looked up. Then the answer is whether any batch of the topic was
+    written: the client's thread makes the metrics of a topic before it writes the first batch.
     """
     if batch is None:
         return f"producer-topic-metrics.{sent._produce_future.topic_partition.topic}" in client.metrics()
@@ -253,7 +253,7 @@ def _has_gone(client: KafkaProducer, batch: Any, sent: Any) -> bool:
 
 
 def _withdraw(client: KafkaProducer, sent: Any) -> bool:
-    """Takes back the batch of a record, as `RecordAccumulator.abort_undrained_batches` takes back all."""
+    """Withdraw the batch of a record, as `RecordAccumulator.abort_undrained_batches` does with all batches."""
     waiting, batch = client._accumulator, _batch_of(client, sent)
     if batch is None:
         return False
@@ -268,7 +268,7 @@ def _withdraw(client: KafkaProducer, sent: Any) -> bool:
 
 
 def _was_aborted(sent: Any) -> bool:
-    """Whether kafka-python gave its batch up, in place of an answer of Kafka: `ProducerBatch.abort` says offset -1."""
+    """Whether kafka-python gave the batch up without an answer of Kafka: `ProducerBatch.abort` sets offset -1."""
     done = sent._produce_future.value
     return done is not None and done[0] == -1 and not isinstance(sent.exception, _Withdrawn)
 
@@ -282,7 +282,7 @@ def _flushed(client: KafkaProducer, until: float) -> bool:
 
 
 def _close(client: KafkaProducer, timeout_s: float) -> None:
-    """Ends its thread, too: `KafkaProducer.close` raises, and leaves it, when not all is sent in time."""
+    """Close a client and end its thread: `KafkaProducer.close` raises, and leaves the thread, if records are unsent."""
     try:
         client.flush(timeout=timeout_s / 2)
     except ClientError as error:

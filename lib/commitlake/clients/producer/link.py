@@ -1,4 +1,4 @@
-"""The producer's way to Kafka, which all its threads use."""
+"""A producer's link to Kafka, which all its threads use."""
 
 from __future__ import annotations
 
@@ -96,20 +96,20 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
 
 
 class KafkaLink:
-    """A producer's part of the connection that the producers of its process share.
+    """A producer's link to the connection that producers of its process share.
 
     Args:
-        kafka: where Kafka is.
-        start_timeout_ms: how long a start waits for it.
-        more: options of kafka-python's clients besides.
-        engine: what sends.
+        kafka: names Kafka's address and options.
+        start_timeout_ms: how long a start waits for Kafka, ms.
+        more: further options of kafka-python's clients.
+        engine: name of the engine that sends.
     """
 
     def __init__(self, kafka: KafkaConfig, start_timeout_ms: int, more: object, engine: str = ENGINES[0]) -> None:
         if not isinstance(more, Mapping):
             msg = f"client_options: {shown(more)} is not allowed; allowed is a dict of kafka-python's keyword arguments"
             raise MQClientException(msg)
-        more = dict(more)  # a change for the next producer is none for this one
+        more = dict(more)  # later changes of the caller's dict must not concern this producer
         _check_own(more)
         check_engine(engine, more)
         _check_names(more)
@@ -123,7 +123,7 @@ class KafkaLink:
         """Connect and read the settings.
 
         Args:
-            timeout_ms: how long a send waits.
+            timeout_ms: how long a send waits, ms.
 
         Raises:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
@@ -140,7 +140,7 @@ class KafkaLink:
             self._connection = None
 
     def flush(self, timeout_s: float) -> None:
-        """Return when every record sent before has been acknowledged or has failed, or after `timeout_s`."""
+        """Wait until every record sent before was acknowledged or has failed, for at most `timeout_s`."""
         if self._connection:
             self._connection.flush(timeout_s)
 
@@ -150,15 +150,15 @@ class KafkaLink:
         return self._joined().settings
 
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
-        """Options of a Kafka client of that class."""
+        """Options for a Kafka client of this class."""
         return self._joined().client_options(client)
 
     def net(self) -> Loop:
-        """The loop for a reader of checks."""
+        """The event loop for a reader of checks."""
         return self._joined().net()
 
     def explain(self, error: Exception) -> str:
-        """What went wrong with Kafka, and what to do about it."""
+        """The text for a user: the problem with Kafka, and the remedy."""
         return explain(self.kafka, error)
 
     def send(
@@ -174,11 +174,11 @@ class KafkaLink:
 
         Args:
             topic: name without the prefix.
-            queue: partition; None for that of the record's key, or the next in turn.
+            queue: partition; None for the partition of the record's key, or without a key the next in turn.
             record: key, value and headers.
-            timeout_ms: how long to wait, for all there is to do.
-            advice: what to do when the send is uncertain.
-            late: called, in a thread of the client, when the acknowledgement comes after that.
+            timeout_ms: how long the whole call may take, ms.
+            advice: the remedy in the error of an uncertain send.
+            late: called with the position, in a thread of the client, if the acknowledgement comes after that.
 
         Raises:
             FailedSend: nothing was sent, or Kafka refused the record.
@@ -219,7 +219,7 @@ class KafkaLink:
             topic: name without the prefix.
             queue: partition.
             record: key, value and headers.
-            timeout_ms: after which the client gives the record up.
+            timeout_ms: the client gives the record up after this time, ms.
             done: called with the outcome.
         """
         try:
@@ -236,7 +236,7 @@ class KafkaLink:
                 number = next(self._turn) if record.key is None else int(murmur2(record.key)) & 0x7FFFFFFF
                 return engine.send(name, number.__mod__, record, timeout_ms)
             return engine.send(name, queue, record, timeout_ms)
-        except ConfigError as error:  # of a connection in place of another, for example when a file is gone
+        except ConfigError as error:  # raised by a new connection that replaces one, for example if a file is gone
             raise FailedSend(str(error)) from error
 
     def _joined(self) -> Connection:

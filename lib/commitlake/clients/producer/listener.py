@@ -1,4 +1,4 @@
-"""What an application implements: the listener of local transactions, and hooks on their end."""
+"""Interfaces for an application: the listener of local transactions, and hooks at the end of transactions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class TransactionListener(ABC):
 
     @abstractmethod
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState | None:
-        """Run the local transaction of a half message that Kafka has acknowledged; None is UNKNOW, with a warning."""
+        """Run the local transaction of an acknowledged half message. None counts as UNKNOW, with a warning."""
 
     @abstractmethod
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | None:
-        """Return how a local transaction ended, also one that another instance ran; None is UNKNOW, with a warning."""
+        """Return the outcome of a local transaction of any instance. None counts as UNKNOW, with a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class EndTransactionContext:
         topic: destination of the first half message.
         state: the decision.
         from_check: whether it answers a check.
-        broker_address: the Kafka bootstrap servers it goes to.
+        broker_address: the Kafka bootstrap servers that get the decision.
         message: the transaction's first half message; in answer to a check, as the check shows it.
     """
 
@@ -59,19 +59,19 @@ class EndTransactionHook(Protocol):
     """An object that is called at the end of transactions."""
 
     def end_transaction(self, context: EndTransactionContext) -> None:
-        """Called before each op message; an exception is logged and changes nothing."""
+        """Called before each op message is sent; an exception is logged and changes nothing."""
 
 
 AnyHook = EndTransactionHook | Callable[[EndTransactionContext], object]
 
 
 class Verdict(NamedTuple):
-    """What a listener has said.
+    """A listener's answer.
 
     Attributes:
         state: the decision.
-        remark: why, when it is UNKNOW for another reason than its answer.
-        exception: what the listener raised.
+        remark: the reason for an UNKNOW that is not the listener's own answer.
+        exception: the listener's exception.
     """
 
     state: LocalTransactionState
@@ -80,7 +80,7 @@ class Verdict(NamedTuple):
 
 
 def decide(call: Callable[[], LocalTransactionState | None], span: AbstractContextManager[Traced]) -> Verdict:
-    """Call a listener, and return the state and a remark: for an exception, or no state, UNKNOW and the reason."""
+    """Call a listener, and return its verdict; after an exception, or without a state, UNKNOW and the reason."""
     try:
         with span as traced:
             return judged(call(), traced)
@@ -89,7 +89,7 @@ def decide(call: Callable[[], LocalTransactionState | None], span: AbstractConte
 
 
 def judged(state: object, traced: Traced) -> Verdict:
-    """The decision for what a listener has returned."""
+    """The verdict for the value that a listener has returned."""
     if isinstance(state, LocalTransactionState):
         verdict = Verdict(state, None)
     else:
@@ -100,18 +100,18 @@ def judged(state: object, traced: Traced) -> Verdict:
 
 
 def failed(error: BaseException) -> Verdict:
-    """The decision after an exception of the listener."""
+    """The verdict after an exception of the listener."""
     log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=error)
     return Verdict(LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}"), error)
 
 
 def _remark(text: str) -> str:
-    """As it may be sent: an error's text may hold what UTF-8 can't."""
+    """A remark that can be sent: an error's text may have characters that UTF-8 can't write."""
     return text[:LONGEST_REMARK].encode(errors="replace").decode()
 
 
 def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:
-    """Call all hooks; an exception in one is logged, and the others are called."""
+    """Call all hooks; an exception of one is logged, and does not keep the others from being called."""
     for hook in hooks:
         try:
             if inspect.iscoroutine(found := hook_call(hook)(context)):
@@ -122,5 +122,5 @@ def run_hooks(hooks: list[AnyHook], context: EndTransactionContext) -> None:
 
 
 def hook_call(hook: AnyHook) -> Callable[[EndTransactionContext], object]:
-    """The function of a hook."""
+    """The function that calls a hook: the hook itself, or its method `end_transaction`."""
     return hook if callable(hook) else hook.end_transaction

@@ -39,7 +39,7 @@ class LocalTransactionState(enum.Enum):
 
 
 def _shows_the_order(made: type[_Message]) -> type[_Message]:
-    """RocketMQ's own order is topic, tags, keys, body: a message would go out with its tags as its body."""
+    """Refuse RocketMQ's order (topic, tags, keys, body): a message would go out with its tags as its body."""
     initialise = made.__init__
 
     def __init__(self: _Message, *given: Any, **named: Any) -> None:
@@ -56,7 +56,7 @@ def _shows_the_order(made: type[_Message]) -> type[_Message]:
 
 
 class SendStatus(enum.Enum):
-    """Outcome of a send. Anything but an acknowledged write raises an exception."""
+    """Outcome of a send. Any other outcome than an acknowledged write raises an exception."""
 
     SEND_OK = "SEND_OK"
 
@@ -64,27 +64,27 @@ class SendStatus(enum.Enum):
 @_shows_the_order
 @dataclass(eq=False)
 class Message:
-    """A message for `topic`; the delays and the immunity may be set before it is sent.
+    """A message for `topic`; the delays and the immunity may be set until it is sent.
 
-    An object is one message: sent again, after an error or not, it keeps its id, and a topic of `topics.dedup` by
+    An object is one message. Sent again, after an error or not, it keeps its id, and a topic of `topics.dedup` by
     `message_id` shows it once. For another message make another object, or set `message_id` to None. A copy, by `copy`,
     `pickle` or `dataclasses.replace`, is another message; it keeps only an id that the application has set.
 
     Attributes:
         topic: 1 to 127 of letters, digits, `%`, `_`, `-`.
-        body: bytes, of a bytearray or memoryview a copy; a string is sent as UTF-8.
-        tags: what consumers filter by; no `||`, and no blanks at its ends.
+        body: bytes; a bytearray or memoryview is copied, and a string is sent as UTF-8.
+        tags: the tag that consumers filter by; without `||`, and without blanks at its ends.
         keys: business keys, several separated by spaces.
         properties: user properties, see `put_user_property`.
-        queue_id: destination queue; by default that of the Kafka partition.
-        sharding_key: messages with one key go to one queue, in the order they are sent.
+        queue_id: destination queue; by default the Kafka partition.
+        sharding_key: messages with the same key go to one queue, in the order of sending.
         delay_time_level: 1 to 18 by default (1s 5s 10s 30s 1m ... 2h); takes precedence over the three below.
         delay_seconds: delay in s, as text (`3h`) or `timedelta`, from the append time or from the op that commits.
-        delay_milliseconds: the same, where a number is one of ms.
+        delay_milliseconds: the same delay, but a number counts ms.
         deliver_at: absolute time, ms since epoch (UTC) or an aware datetime, at most a year ago.
-        check_immunity_seconds: a half message is not checked before this age, in s, as text (`60s`) or `timedelta`; a
-            part of a second counts as one.
-        transaction_id: set by a transactional send unless the application has set it; another one for each attempt.
+        check_immunity_seconds: age before which a half message is not checked, in s, as text (`60s`) or `timedelta`;
+            rounded up to whole seconds.
+        transaction_id: a transactional send sets it, a new one for each attempt, unless the application has set it.
         message_id: 1 to 255 characters; without one the first send makes it.
     """
 
@@ -104,7 +104,7 @@ class Message:
     message_id: str | None = field(default=None, kw_only=True)
     _made_transaction_id: str | None = field(default=None, kw_only=True, repr=False)
     _made_id: str | None = field(default=None, kw_only=True, repr=False)
-    _database: str | None = field(default=None, kw_only=True, repr=False)  # the transaction of it that a send is in
+    _database: str | None = field(default=None, kw_only=True, repr=False)  # database transaction of the current send
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -131,7 +131,7 @@ class Message:
             self.put_user_property(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What `copy` and `pickle` take over: another message, as with `dataclasses.replace`."""
+        """The state that `copy` and `pickle` copy: a copy is another message, as with `dataclasses.replace`."""
         new = {"message_id": self._chosen_id, "_made_id": None, "properties": copy.copy(self.properties)}
         return self.__dict__ | new
 
@@ -142,7 +142,7 @@ class Message:
 
     @property
     def chosen_transaction_id(self) -> str | None:
-        """The transaction id that the application has set; None for what a producer set when it sent the message."""
+        """The transaction id that the application has set; None for one that a producer set while sending."""
         return None if self.transaction_id == self._made_transaction_id else self.transaction_id
 
     @property
@@ -151,48 +151,48 @@ class Message:
         return None if self._made_id is not None and self.message_id == self._made_id else self.message_id
 
     def take_id(self, message_id: str) -> str:
-        """Keep an id that a producer has made, unless there is one; returns the message's."""
+        """Set an id that a producer has made, unless the message has one; return the message's id."""
         if self.message_id is None:
             self.message_id = self._made_id = message_id
         return plain_text(self.message_id)
 
     def take_part_in(self, transaction_id: str) -> None:
-        """Set the transaction id of one attempt; the next one gets another."""
+        """Set the transaction id of one attempt; the next attempt gets another one."""
         if transaction_id != self.chosen_transaction_id:
             self.transaction_id = self._made_transaction_id = transaction_id
 
     @contextmanager
     def named_by(self, database: str) -> Iterator[None]:
-        """While it is sent in this transaction of a database, by which its checks are answered."""
+        """Name the database transaction that answers the checks, for a send within the `with` block."""
         self._database = database
         try:
             yield
-        finally:  # the same object may be sent in another one, or in none
+        finally:  # the same object may later be sent in another transaction, or in none
             self._database = None
 
     def put_user_property(self, name: str, value: str) -> None:
         """Set a user property; `CHECK_IMMUNITY_TIME_IN_SECONDS` sets the immunity, as in RocketMQ.
 
-        `postgresql.transaction` is left out: it names the transaction of another message.
+        `postgresql.transaction` is ignored, since it would name the transaction of another message.
 
         Raises:
-            MQClientException: the name belongs to the protocol, or name or value is not a string or empty.
+            MQClientException: the name belongs to the protocol, or name or value is empty or no string.
         """
         try:
             name, value = named(name, value)
             if name == headers.CHECK_IMMUNITY:
                 self.check_immunity_seconds = natural(value)
-            elif name != TRANSACTION:  # copied from a received message, it would let that one's transaction answer
+            elif name != TRANSACTION:  # copied from a received message, it would make that one's transaction answer
                 self.properties[free(name)] = value
         except RecordError as error:
             raise MQClientException(str(error)) from error
 
     def get_user_property(self, name: str) -> str | None:
-        """Value of a user property, None when it is not there."""
+        """Value of a user property; None when it is missing."""
         return self.properties.get(name)
 
     def set_delay_time_level(self, level: int) -> None:
-        """Deliver after the delay of `level`, counted from 1; above the last level means the last, 0 means at once."""
+        """Deliver after the delay of `level`, counted from 1. Higher levels mean the last one, 0 means at once."""
         self.delay_time_level = level
 
 
@@ -201,7 +201,7 @@ class MessageExt(Message):
     """The first half message of a transaction, as a check shows it to the listener. Times are ms since epoch, UTC.
 
     Attributes:
-        half_queue: its half queue.
+        half_queue: its partition in `half`.
         half_offset: its offset there.
         born_timestamp: when the producer made it.
         store_timestamp: when Kafka appended it.
@@ -217,11 +217,11 @@ class MessageExt(Message):
     check_id: str
 
     def __post_init__(self) -> None:
-        """Nothing is refused: whatever Kafka holds must reach the listener, or its check would be asked for ever."""
+        """Refuse nothing: a message that does not reach the listener would be checked for ever."""
 
     @classmethod
     def from_check(cls, check: wire.CheckRecord) -> MessageExt:
-        """The first half message of the transaction that is checked."""
+        """The first half message of the checked transaction."""
         return cls(
             topic=check.topic,
             body=check.body,
@@ -248,10 +248,10 @@ class SendResult:
     Attributes:
         send_status: always `SEND_OK`.
         msg_id: the message's id; of a batch, the ids of its members joined by commas.
-        queue_id: Kafka partition that took the record.
+        queue_id: the record's Kafka partition.
         queue_offset: its offset there.
-        transaction_id: of a half message, else None.
-        recall_handle: of a delayed message that `recall` takes back, else None.
+        transaction_id: the transaction of a half message, else None.
+        recall_handle: the handle by which `recall` takes back a delayed message, else None.
     """
 
     send_status: SendStatus
@@ -264,11 +264,11 @@ class SendResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionSendResult(SendResult):
-    """The half message was acknowledged, and the local transaction then ended in `local_transaction_state`.
+    """The result of a transactional send: Kafka has the half message, and the local transaction has returned.
 
     Attributes:
-        local_transaction_state: the decision that was sent; UNKNOW: a check asks later.
-        exception: what the listener raised, which made it UNKNOW; else None.
+        local_transaction_state: the decision that was sent; after UNKNOW a check asks later.
+        exception: the listener's exception, which made the state UNKNOW; else None.
     """
 
     local_transaction_state: LocalTransactionState

@@ -1,4 +1,4 @@
-"""What an asyncio producer does on its event loop: the calls of the application, in coroutines and not in threads."""
+"""A producer that calls the application's listener and hooks on an event loop instead of in threads."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CHECKS = 5
-"""Checks that may be asked at a time, as many as the threads of a `TransactionMQProducer` ask."""
+"""Checks that are answered at a time, as many as the threads of a `TransactionMQProducer`."""
 _SHUT = "the producer was shut down before the turn of this call came, so nothing was sent; it may be sent again"
 _NO_THREAD = "there is no thread for this call, so nothing was sent; it may be sent again"
 _NOT_CALLED = "the producer was shut down before this was called"
 
 
 class LoopExecutor(Executor):
-    """Awaits coroutine functions on an event loop, so many at a time; no thread waits for them.
+    """Awaits coroutine functions on an event loop; no thread waits for them.
 
     Args:
-        loop: where they run.
-        most: how many may be under way.
+        loop: the event loop.
+        most: how many calls may run at a time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop, self._free = loop, asyncio.Semaphore(most)
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        """Await a call; cancelling the future keeps one that has not begun from beginning.
+        """Await a call. Cancelling the future prevents a call that has not begun.
 
         Raises:
             RuntimeError: the loop is closed.
@@ -59,7 +59,7 @@ class LoopExecutor(Executor):
 
     def _begin(self, future: Future[Any], call: Callable[[], Any]) -> None:
         task = self._loop.create_task(self._run(future, call))
-        future.add_done_callback(lambda _: task)  # the loop itself holds tasks weakly
+        future.add_done_callback(lambda _: task)  # keeps the task alive: the loop refers to tasks only weakly
 
     async def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
         async with self._free:
@@ -67,21 +67,21 @@ class LoopExecutor(Executor):
                 return
             try:
                 future.set_result(await call())
-            except BaseException as error:  # whatever the application raises is told to who waits
+            except BaseException as error:  # the waiting caller gets whatever the application raises
                 future.set_exception(error)
 
 
 class SendLanes:
-    """What sends of one sharding key wait for on an event loop: the end of those that came before."""
+    """Makes sends of one sharding key on an event loop wait for the earlier ones."""
 
     def __init__(self) -> None:
-        self._locks = WeakValueDictionary[bytes, asyncio.Lock]()  # which let in who waits in the order they came
+        self._locks = WeakValueDictionary[bytes, asyncio.Lock]()  # an asyncio.Lock admits waiters in order
 
     def of(self, message: object) -> AbstractAsyncContextManager[None]:
-        """The turn of a message, or of a batch by its first one."""
+        """A context that waits for the turn of a message; for a batch the first message's key counts."""
         first = message[0] if isinstance(message, Sequence) and message else message
         key = None
-        with suppress(RecordError):  # which the send raises
+        with suppress(RecordError):  # the send raises it
             key = plain.sharding_key_of(first) if isinstance(first, Message) else None
         return nullcontext() if key is None else self._locks.setdefault(key, asyncio.Lock())
 
@@ -89,15 +89,15 @@ class SendLanes:
 class ProducerOnLoop(TransactionMQProducer):
     """A producer whose listener and hooks are called on an event loop.
 
-    Sends block threads of their own, each for a send's time-out at most, and wait for nothing of the application. So
-    the application may send from a listener, from all of them at once, and no send waits for another's listener.
+    Sends block threads of their own, each for a send's time-out at most, and never wait for the application. So the
+    application may send from all its listener calls at once, and no send waits for another's listener.
 
     Args:
         group: producer group.
-        listener: its methods are coroutine functions, or plain ones, which run in threads.
-        threads: sends, and calls of plain methods, that may be under way at a time.
-        executor: runs plain methods, in place of a pool of so many threads.
-        options: of `TransactionMQProducer`, by name.
+        listener: its methods are coroutine functions, or plain functions, which run in threads.
+        threads: sends that may run at a time, and calls of plain methods.
+        executor: runs plain methods, instead of a pool of `threads` threads.
+        options: arguments of `TransactionMQProducer`, by name.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class ProducerOnLoop(TransactionMQProducer):
 
     @property
     def is_connected(self) -> bool:
-        """Whether a start has connected, and no shutdown has disconnected since."""
+        """Whether the producer is connected."""
         return self._running
 
     @property
     def is_on_this_loop(self) -> bool:
-        """Whether the loop that runs is the one for which it was prepared."""
+        """Whether the running loop is the one of `prepare`."""
         return self._loop is asyncio.get_running_loop()
 
     def prepare(self) -> None:
-        """To be called on the event loop, before `start` in a thread."""
+        """Bind the producer to the running event loop; to be called there, before `start` in a thread."""
         self._loop = asyncio.get_running_loop()
         self._executor = LoopExecutor(self._loop, CHECKS)
         self._lanes = SendLanes()
@@ -134,38 +134,38 @@ class ProducerOnLoop(TransactionMQProducer):
         self._callers: Executor = self._given or DaemonPool(self._threads, "commitlake-call")
 
     def release(self) -> None:
-        """After `shutdown`; a call that hangs keeps its thread, and that keeps no process alive."""
+        """Fail all waiting calls, after `shutdown`. A hanging call keeps its thread, which keeps no process alive."""
         self._senders.refuse(partial(FailedSend, _SHUT))
         if isinstance(self._callers, DaemonPool):
             self._callers.refuse(partial(MQClientException, _NOT_CALLED))
 
     async def sending(self, call: Callable[[], T], message: Message | Sequence[Message] | None = None) -> T:
-        """Runs a call that sends, in a thread.
+        """Run a call that sends in a thread.
 
         Args:
-            call: sends.
-            message: what it sends, which goes out after those with the same sharding key that came before it.
+            call: the function that sends.
+            message: the message of the call, which goes out after earlier ones with the same sharding key.
 
         Raises:
-            FailedSend: the producer was shut down before its turn came, or has no thread.
+            FailedSend: the producer was shut down before the call's turn, or no thread can be started.
         """
         async with self._lanes.of(message):
             return await asyncio.wrap_future(self._queued(call))
 
     def _queued(self, call: Callable[[], T]) -> Future[T]:
         try:
-            return self._senders.submit(copy_context().run, call)  # the span that is current here is so there
+            return self._senders.submit(copy_context().run, call)  # the context carries the current span
         except RuntimeError as error:
             raise FailedSend(_SHUT if self._senders.is_shut else f"{_NO_THREAD}: {error}") from error
 
     async def executed(self, half: HalfMessage, arg: object) -> Verdict:
-        """Runs the local transaction."""
+        """Run the local transaction of a half message, and return the listener's verdict."""
         assert self._listener is not None
         span = tracing.executing(half.record)
         return await self._decided_by(span, self._listener.execute_local_transaction, half.message, arg)
 
     async def ended(self, ending: Ending, done: Done) -> None:
-        """Calls the hooks, and sends a decision."""
+        """Call the hooks, send a decision, and wait until it is handed to Kafka's client; `done` gets the outcome."""
         context = ending.context(self.group, self._link.kafka.bootstrap_servers)
         for hook in self._hooks:
             try:
@@ -182,7 +182,7 @@ class ProducerOnLoop(TransactionMQProducer):
             await asyncio.wrap_future(op)
 
     def _check_plain(self, given: object, *names: str) -> None:
-        """They are awaited here."""
+        """Allow coroutine functions, which are awaited here."""
 
     async def _called(self, function: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(function):
@@ -208,16 +208,16 @@ class ProducerOnLoop(TransactionMQProducer):
                 try:
                     span, listener = tracing.checking(check), self._listener
                     found = await self._decided_by(span, listener.check_local_transaction, message)
-                except BaseException as error:  # CancelledError, SystemExit: of this check only
+                except BaseException as error:  # such as SystemExit: it concerns this check only
                     found = failed(error)
         await self.ended(self._answered(check, message, *found[:2]), done)
 
     def _end_with(self, ending: Ending, done: Done) -> None:
-        """From a thread."""
+        """Call `ended` on the event loop; called in other threads."""
         asyncio.run_coroutine_threadsafe(self.ended(ending, done), self._loop)
 
 
 def _tell_unsent(done: Done, op: Future[None]) -> None:
-    """Of an op that did not come to its turn; one that did tells its outcome itself."""
+    """Report an op whose turn never came; any other reports its outcome itself."""
     if op.cancelled() or isinstance(op.exception(), FailedSend):
         done(FailedSend(_SHUT))

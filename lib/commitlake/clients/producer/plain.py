@@ -1,7 +1,7 @@
-"""What an application gives, as the plain values that a record holds, or a refusal before anything is sent.
+"""Converts an application's values into the plain values of a record, or refuses them before anything is sent.
 
-`str()` of a member of `class Topic(str, Enum)` is its name, and that of True is `True`. So each value of a message goes
-through here, on every path, and what comes out is exactly a `str`, an `int` or `bytes`.
+`str()` of a member of `class Topic(str, Enum)` is the member's name, and `str(True)` is `True`. So each value of a
+message goes through here, on every path, and becomes exactly a `str`, an `int` or `bytes`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from commitlake.clients.producer.message import Message
 
 _MOST = 10**18
-"""What is larger is as wrong as this is, and Python makes no text of a number of more than 4 300 digits."""
+"""Larger numbers become this one, which is as wrong: Python makes no text of a number of more than 4 300 digits."""
 _MOST_IMMUNITY_S = 2**31 - 1
-"""What the column holds; landing counts a number of more than 18 digits as absent."""
+"""The largest value of the column; landing counts a number of more than 18 digits as absent."""
 _LONG_AGO_MS = 365 * DAY_MS
 _OF_MS = "ms from 0 up, a text such as '15s', or a timedelta"
 
 
 def shown(given: object) -> str:
-    """A value as an error names it, whatever its `repr` does."""
+    """The text of a value for an error, even if its `repr` fails."""
     try:
         return f"{given!r:.100}"
-    except Exception:  # of others: a long number's, or that of a row whose session is gone
+    except Exception:  # for example of a very long number, or of a row whose session is gone
         return f"a {type(given).__name__}"
 
 
@@ -42,12 +42,12 @@ def text(name: str, given: object, reason: str | None = None) -> str:
     """A string of any kind as a plain one.
 
     Args:
-        name: what it is, for the error.
-        given: what should be a string.
-        reason: that landing would give.
+        name: name of the value, for the error.
+        given: the value, which should be a string.
+        reason: landing's reason for a refusal.
 
     Raises:
-        RecordError: it is none.
+        RecordError: `given` is no string.
     """
     if not isinstance(given, str):
         msg = f"{name} is {shown(given)}; it must be a string"
@@ -56,20 +56,20 @@ def text(name: str, given: object, reason: str | None = None) -> str:
 
 
 def data(name: str, given: object, reason: str | None = None) -> bytes:
-    """Bytes, a copy of what others may change, or a string as UTF-8; arguments and errors as for `text`."""
+    """Bytes; mutable ones are copied, and a string becomes UTF-8. Arguments and errors are as for `text`."""
     if isinstance(given, str):
         return utf8(plain_text(given))
     try:
         if isinstance(given, bytes | bytearray | memoryview):
             return given if type(given) is bytes else memoryview(given).tobytes()
-    except ValueError:  # of a memoryview that was released
+    except ValueError:  # the memoryview was released
         pass
     msg = f"{name} is {shown(given)}; it must be bytes, which may be empty, or a string"
     raise RecordError(msg, reason)
 
 
 def whole(given: Any) -> int | None:
-    """A whole number of any kind, at most 10^18 from 0; None for anything else, also True and 1.0."""
+    """A whole number of any type, limited to -10^18 to 10^18; None for anything else, also for True and 1.0."""
     if isinstance(given, bool):
         return None
     try:
@@ -82,7 +82,7 @@ def id_of(name: str, given: object) -> str | None:
     """A message id or a transaction id; None for None.
 
     Raises:
-        RecordError: `MISSING_UNIQ_KEY`, it is neither, or is not 1 to 255 characters long.
+        RecordError: `MISSING_UNIQ_KEY`, `given` is no string of 1 to 255 characters, or has a lone surrogate.
     """
     if given is None:
         return None
@@ -101,10 +101,10 @@ def id_of(name: str, given: object) -> str | None:
 
 
 def tags_of(message: Message) -> str | None:
-    """The tag of a message, which a filter can select; an empty one is as absent.
+    """The tag of a message; None for an empty one.
 
     Raises:
-        RecordError: a filter would take it for several tags, or for another one.
+        RecordError: no filter can select the tag: it has `||`, or blanks at its ends.
     """
     tags = None if message.tags is None else text("Message.tags", message.tags) or None
     if tags and (tags != tags.strip() or "||" in tags):
@@ -114,21 +114,21 @@ def tags_of(message: Message) -> str | None:
 
 
 def keys_of(message: Message) -> str | None:
-    """The business keys of a message; empty ones are as absent."""
+    """The business keys of a message; None for an empty text."""
     return None if message.keys is None else text("Message.keys", message.keys) or None
 
 
 def sharding_key_of(message: Message) -> bytes | None:
-    """The sharding key of a message."""
+    """The sharding key of a message as bytes; None without one."""
     return None if message.sharding_key is None else data("Message.sharding_key", message.sharding_key)
 
 
 def properties_of(message: Message) -> dict[str, str]:
-    """The user properties of a message, and what names the database's transaction that it is sent in.
+    """The user properties of a message, with the one that names the database transaction of the send, if there is one.
 
     Raises:
-        RecordError: they are no dict, to which `delta_transaction` adds what answers its checks; or one is no user
-            property.
+        RecordError: `Message.properties` is no dict, which `delta_transaction` needs to add its own; or one of them is
+            no user property.
     """
     given: object = message.properties
     if not isinstance(given, dict):
@@ -137,12 +137,16 @@ def properties_of(message: Message) -> dict[str, str]:
     found = dict(named(*each) for each in given.items())
     for name in headers.RESERVED_HEADERS.intersection(found):
         free(name)
-    found.pop(TRANSACTION, None)  # of a received message: that one's transaction would answer
+    found.pop(TRANSACTION, None)  # copied from a received message, it would make that one's transaction answer
     return found | ({TRANSACTION: message._database} if message._database else {})
 
 
 def named(name: object, value: object) -> tuple[str, str]:
-    """Name and value of a property, or `RecordError` unless they are strings of at least one character."""
+    """Name and value of a property as plain strings.
+
+    Raises:
+        RecordError: one of them is no string of at least one character.
+    """
     if not (isinstance(name, str) and isinstance(value, str) and name and value):
         msg = f"property {shown(name)} is {shown(value)}; its name and value must be strings of at least one character"
         raise RecordError(msg)
@@ -150,7 +154,11 @@ def named(name: object, value: object) -> tuple[str, str]:
 
 
 def free(name: str) -> str:
-    """The name of a user property, or `RecordError` when it belongs to the protocol."""
+    """The name of a user property.
+
+    Raises:
+        RecordError: the name belongs to the protocol.
+    """
     if name in headers.RESERVED_HEADERS:
         own = {headers.KEYS: "keys", headers.TAGS: "tags", headers.UNIQ_KEY: "message_id"}.get(name)
         instead = f"give it as {own}=" if own else "choose another name"
@@ -163,7 +171,7 @@ def delays_of(message: Message) -> dict[str, str]:
     """The delay headers of a message.
 
     Raises:
-        RecordError: `BAD_DELAY`, landing would not take one, or the time to deliver was more than a year ago.
+        RecordError: `BAD_DELAY`, landing would reject one, or the time to deliver was more than a year ago.
     """
     level, delayed, ms = message.delay_time_level, message.delay_seconds, message.delay_milliseconds
     found = {
@@ -172,16 +180,19 @@ def delays_of(message: Message) -> dict[str, str]:
         headers.TIMER_DELAY_MS: None if ms is None else _needed("delay_milliseconds", ms, _delay_ms(ms), _OF_MS),
         headers.TIMER_DELIVER_MS: None if message.deliver_at is None else _deliver_ms(message.deliver_at),
     }
-    if delayed is not None and found[headers.TIMER_DELAY_SEC] is None:  # by its precedence it takes the place of the ms
+    if delayed is not None and found[headers.TIMER_DELAY_SEC] is None:  # seconds precede ms, so they replace the ms
         allowed = "seconds from 0 up, a text such as '3h', or a timedelta"
         found[headers.TIMER_DELAY_MS] = _needed("delay_seconds", delayed, _ms(delayed), allowed)
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def immunity_s(given: object) -> int | None:
-    """Whole seconds, as the protocol has them, and none too few: landing counts anything else as no immunity.
+    """An immunity in whole seconds, rounded up: landing counts anything but a whole number as absent.
 
-    None, and -1 as in RocketMQ, for what has none of its own.
+    None, and -1 as in RocketMQ, mean that the message has no immunity of its own.
+
+    Raises:
+        RecordError: `given` is no duration.
     """
     if given is None or whole(given) == -1:
         return None
@@ -193,16 +204,16 @@ def immunity_s(given: object) -> int | None:
 
 
 def _ms(given: Any, per_second: int = 1) -> int | None:
-    """Length in ms of a duration, where a number counts so many a second; None for what is none."""
+    """Length in ms of a duration; None if `given` is none. A fraction counts units of 1 / `per_second` s."""
     number: float | None = whole(given)
     if number is None and not isinstance(given, bool) and isinstance(given, Real):
-        with suppress(OverflowError, TypeError):  # a fraction that is too large, numpy's timedelta64
+        with suppress(OverflowError, TypeError):  # raised by a fraction that is too large, and by numpy's timedelta64
             number = float(given) / per_second
     return duration_ms(given if number is None else number)
 
 
 def _delay_ms(given: object) -> int | None:
-    """As RocketMQ has it, a negative whole number is as absent."""
+    """Length in ms; negative whole numbers are allowed, since RocketMQ counts them as absent."""
     number = whole(given)
     return number if number is not None else _ms(given, 1_000)
 
@@ -215,7 +226,7 @@ def _needed(name: str, given: object, found: int | None, allowed: str) -> int:
 
 
 def _deliver_ms(given: object) -> int:
-    """Ms since epoch."""
+    """The time of delivery, ms since epoch, UTC."""
     if isinstance(given, datetime):
         if given.tzinfo is None or given.utcoffset() is None:
             msg = f"deliver_at is {given.isoformat()} without a time zone; set an aware datetime or ms since epoch"

@@ -12,7 +12,7 @@ from commitlake.protocol.postgresql import SYSTEM, TIMELINE, Xact, answer_of, ju
 _SYNCHRONOUS = "current_setting('synchronous_commit')"
 _XID = f"SELECT {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text"
 _MARK = "set_config('commitlake.block', '{}', true)"
-"""A setting of this transaction: its end, and the rollback of a savepoint that was there before, take it back."""
+"""A setting of the transaction: its end resets it, and so does the rollback of a savepoint that began before it."""
 _MARKED = f"SELECT {_SYNCHRONOUS}, current_setting('commitlake.block', true)"
 _RECORD = "pg_logical_emit_message(true, 'commitlake', '')"
 _FLUSH = f"SELECT pg_logical_emit_message(false, 'commitlake', '', {_RECORD} IS NOT NULL)"
@@ -20,14 +20,14 @@ _FLUSHES_SINCE = 170000
 
 
 class LocalDatabase:
-    """The transaction that is open, or begins next, on a connection.
+    """The open, or next, transaction of a PostgreSQL connection.
 
     Args:
         given: psycopg's connection, or a connection or session of SQLAlchemy that uses psycopg.
 
     Raises:
         SetupError: psycopg is missing.
-        MQClientException: it is no such connection, or commits by itself.
+        MQClientException: `given` is no such connection, has autocommit on, or is within a block that commits itself.
     """
 
     def __init__(self, given: Any) -> None:
@@ -48,12 +48,12 @@ class LocalDatabase:
             )
             raise MQClientException(msg)
         if not getattr(given, "in_transaction", lambda: True)():
-            given.begin()  # SQLAlchemy's, which a block `with connection.begin()` would end by itself
+            given.begin()  # SQLAlchemy's transaction; a later block `with connection.begin()` then can't end it
         self._block = uuid.uuid4().hex
         self._mark(0)
 
     def begin(self) -> Xact:
-        """Take the transaction's id, which no other will have, even when the server crashes now.
+        """Take the transaction's id, made durable so that no other transaction gets it, even after a server crash.
 
         Raises:
             MQClientException: the transaction has ended, or may be lost after its commit.
@@ -64,17 +64,18 @@ class LocalDatabase:
         return xact(*names)
 
     def sends(self, number: int) -> None:
-        """Tie a try to send, counted from 1, to the savepoint that is open."""
+        """Tie a try to send, counted from 1, to the open savepoint, if there is one."""
         self._mark(number)
 
     def check(self, sent: int) -> None:
-        """Refuse what comes after the end of the transaction that was open at first, or of a savepoint with messages.
+        """Check that the first transaction is still open, and that no savepoint with messages was rolled back.
 
         Args:
             sent: number of the last try that sent a message, 0 for none.
 
         Raises:
-            MQClientException: it has ended, or may be lost after its commit, or not all that were sent stand in it.
+            MQClientException: the transaction has ended, or may be lost after its commit, or has lost a savepoint in
+                which a message was sent.
         """
         setting, mark = self._row(_MARKED)
         block, _, number = (mark or "").partition(" ")
@@ -90,7 +91,7 @@ class LocalDatabase:
         _check_synchronous(setting)
 
     def commit(self, sent: int) -> None:
-        """Commit; where messages were sent, only with all of them.
+        """Commit, after `check` if messages were sent.
 
         Raises:
             MQClientException: see `check`.
@@ -100,11 +101,11 @@ class LocalDatabase:
         self._given.commit()
 
     def rollback(self) -> None:
-        """Roll back what is open on the connection."""
+        """Roll back the open transaction of the connection."""
         self._given.rollback()
 
     def outcome(self, taken: Xact) -> str | None:
-        """COMMIT or ROLLBACK, as the server says; None while it says neither."""
+        """COMMIT or ROLLBACK, by the server's answer; None if the answer proves neither."""
         try:
             return judged(taken, answer_of(*self._row(question([taken.xid]))))[0]
         finally:
@@ -114,9 +115,9 @@ class LocalDatabase:
         self._row(f"SELECT {_MARK.format(f'{self._block} {number}')}")
 
     def _make_durable(self) -> None:
-        """Have a log record on disk that has this id, or a later one.
+        """Put a log record on disk that has this transaction id, or a later one.
 
-        An id is in memory only until then: after a crash the server gives it to another transaction, which may commit.
+        Until then the id is only in memory: after a crash the server gives it to another transaction, which may commit.
         """
         info = self._connection().info
         if info.server_version >= _FLUSHES_SINCE:
@@ -124,7 +125,7 @@ class LocalDatabase:
             return
         there = {"host": info.host, "hostaddr": info.hostaddr or None, "port": info.port}
         same = {**info.get_parameters(), **there, "password": info.password or None}
-        with self._psycopg.connect(**same) as other:  # its commit puts all on disk that was logged before
+        with self._psycopg.connect(**same) as other:  # its commit flushes everything that was logged before
             other.execute(f"SET LOCAL synchronous_commit TO local; SELECT {_RECORD}")
 
     def _row(self, sql: str) -> tuple[Any, ...]:
@@ -133,11 +134,11 @@ class LocalDatabase:
         return row
 
     def _connection(self) -> Any:
-        """The connection of psycopg; a session of SQLAlchemy may have another one after each of its transactions."""
+        """The connection of psycopg, looked up each time: a SQLAlchemy session may change it after each transaction."""
         given = self._given
         if isinstance(given, self._psycopg.Connection):
             return given
-        connection = getattr(given, "connection", None)  # of a session a method, of its connection what the pool gave
+        connection = getattr(given, "connection", None)  # a method of a session; a connection's pooled connection
         pooled = getattr(connection(), "connection", None) if callable(connection) else connection
         found = getattr(pooled, "driver_connection", None)
         if not isinstance(found, self._psycopg.Connection):

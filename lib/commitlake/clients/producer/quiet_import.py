@@ -1,4 +1,4 @@
-"""Imports kafka-python before all others do, without the 218 warnings that each test of a user would print."""
+"""Imports kafka-python first, without its 218 warnings, which each test of a user would print."""
 
 from __future__ import annotations
 

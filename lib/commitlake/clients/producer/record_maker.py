@@ -1,6 +1,6 @@
-"""Makes records of messages, and refuses what landing would reject.
+"""Makes records of messages, and refuses messages that landing would reject.
 
-The reasons and their order are landing's, so a refusal comes before the local transaction runs.
+The rules and their order are landing's. So a refusal comes before the local transaction runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_group(group: str) -> str:
     """The name of a producer group as a plain string.
 
     Raises:
-        MQClientException: `MISSING_PRODUCER_GROUP`, it is not the name of a producer group.
+        MQClientException: `MISSING_PRODUCER_GROUP`, the name is no string of 1 to 255 characters, or not valid UTF-8.
     """
     if not isinstance(group, str) or not 1 <= len(group) <= MAX_ID_LENGTH:
         msg = f"the producer group is {plain.shown(group)}; it must be a string of 1 to {MAX_ID_LENGTH} characters"
@@ -41,7 +41,7 @@ def check_group(group: str) -> str:
 
 
 class _Place(NamedTuple):
-    """Where a record goes: what the members of a batch have in common."""
+    """The destination of a record, which all members of a batch share."""
 
     topic: str
     queue_id: int | None
@@ -52,13 +52,13 @@ class _Place(NamedTuple):
 class RecordMaker:
     """Makes the records of one producer group under one version of the settings.
 
-    Every method gives each message that has no id a new one, which it keeps, and raises `RecordError` with landing's
-    reason when the message would be rejected.
+    Every method that makes a record gives each message without an id a new id, which the message keeps. It raises
+    `RecordError` with landing's reason if landing would reject the message.
 
     Attributes:
         group: producer group.
-        settings: what the coordinator publishes.
-        trace: user properties that each message gets which has no trace of its own.
+        settings: the limits that the coordinator publishes.
+        trace: user properties for each message that has no trace of its own.
     """
 
     group: str
@@ -75,8 +75,8 @@ class RecordMaker:
         """The record of a half message.
 
         Args:
-            message: what the application sends.
-            first: the first half message of its transaction; None when it is this one.
+            message: the application's message.
+            first: the first half message of its transaction; None for the first one itself.
             first_half: the position of `first` in `half`.
         """
         chosen, is_new = message.chosen_transaction_id, message.message_id is None
@@ -87,7 +87,8 @@ class RecordMaker:
             raise RecordError(msg, "TRANSACTIONS_REJECTED")
         return wire.HalfRecord(
             **fields,
-            # One message may be sent in several transactions, also by another process: only a new id stands for one.
+            # A message may be sent in several transactions, also by another process, so only a new message id can
+            # serve as the transaction id.
             transaction_id=first.transaction_id
             if first
             else transaction_id or (fields["msg_id"] if is_new else new_id()),
@@ -120,7 +121,7 @@ class RecordMaker:
         times = Counter(map(id, messages))
 
         def member(message: Message) -> message_batch.Member:
-            """One that is sent twice keeps the id of its first place, so it names it in the joined form, too."""
+            """A message that occurs twice keeps the id of its first place, so even the joined form states its id."""
             is_implied = is_joined and times[id(message)] == 1
             return self._member(message, _body(message), _id(message) or (None if is_implied else longest))
 
@@ -128,7 +129,7 @@ class RecordMaker:
         return message_batch.split(messages, member, most, is_joined=is_joined, sharding_key=key)
 
     def _packed(self, members: Sequence[message_batch.Member], batch_id: str) -> tuple[bytes, int | None]:
-        """The value of a batch, in a form that the coordinator reads, and its head's size."""
+        """The value of a batch, in the newest form that the coordinator reads, and the size of its head, or None."""
         return (
             message_batch.join(members, batch_id) if self.settings.batch_head else (message_batch.pack(members), None)
         )
@@ -169,7 +170,7 @@ class RecordMaker:
         }
         present = {name: value for name, value in own.items() if value is not None}
         given = {**self._properties(message), **present}
-        to_headers({}, given)  # JSON would take what a single message may not have, and Java makes `?` of it
+        to_headers({}, given)  # refuses what a single message may not have: JSON would take it, and Java make `?` of it
         return message_batch.Member(body, given)
 
     def _properties(self, message: Message) -> dict[str, str]:
@@ -180,7 +181,7 @@ class RecordMaker:
         return {**place._asdict(), "producer_group": self.group, "born_timestamp": now_ms()}
 
     def _check_place(self, place: _Place) -> None:
-        """Apply landing's rules, in landing's order, for the destination."""
+        """Apply landing's rules for the destination, in landing's order."""
         rules = self.settings
         topic_names.check_name(place.topic)
         topic_names.check_admitted(place.topic, rules.topics_allowed, rules.topics, rules.topics_max)
@@ -203,10 +204,10 @@ class RecordMaker:
 
 
 def topic_of(message: object) -> str:
-    """The topic of a message, empty where it is no string, which is refused later.
+    """The topic of a message; empty if it is no string, which is refused later.
 
     Raises:
-        RefusedSend: it is no message.
+        RefusedSend: `message` is no Message.
     """
     if not isinstance(message, Message):
         msg = f"{plain.shown(message)} ({type(message).__name__}) is no message, allowed is a Message; nothing was sent"
@@ -232,7 +233,7 @@ def _place(message: Message) -> _Place:
 
 
 def _member_ids(messages: Sequence[Message], batch_id: str) -> list[str]:
-    """Ids of the members; an object that is there twice is one message."""
+    """Ids of the members; an object that occurs twice is one message."""
     known: dict[int, str] = {}
     for at, message in enumerate(messages):
         known.setdefault(id(message), _id(message) or message_batch.member_id(batch_id, at))
@@ -240,7 +241,7 @@ def _member_ids(messages: Sequence[Message], batch_id: str) -> list[str]:
 
 
 def _member_body(message: Message, first: _Place) -> bytes:
-    """The body of a member. What a record holds only once must be the same for all members, or absent."""
+    """The body of a member. Values that the record holds once must be equal in all members, or absent."""
     place, body = _place(message), _body(message)
     if place != first:
         msg = f"a batch has one topic, queue id and sharding key; {tuple(place)} are not those of its first message"

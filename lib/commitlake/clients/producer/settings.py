@@ -1,4 +1,4 @@
-"""The limits that the coordinator publishes: read at the start, then updated in the background."""
+"""Reads the limits that the coordinator publishes: at the start, then in the background."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BACKOFF_MS = 200
 
 
 class SettingsReader:
-    """Follows the Kafka topic `settings`; `current` is the last record's content.
+    """Follows the Kafka topic `settings`; `current` is the content of the last record.
 
     Args:
         client_options: keyword arguments of a consumer.
         topic: full name of the topic.
-        explain: returns what went wrong with Kafka, and what to do about it.
-        look: called every now and then by the thread that reads.
+        explain: returns the text for a user about a problem with Kafka.
+        look: called by the reading thread, at least once for each poll.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SettingsReader:
         if self._failure:
             log.debug("the last try to read %s", self._topic, exc_info=self._failure)
             msg = f"cannot read the Kafka topic {self._topic}: {self._explain(self._failure)}"
-            raise MQClientException(msg) from None  # it has the cause's text; 25 lines of its trace hid it
+            raise MQClientException(msg) from None  # the text has the cause, which 25 lines of its traceback would hide
         msg = (
             f"the Kafka topic {self._topic} has no settings after {timeout_ms} ms; "
             "start the coordinator, which publishes them, or check topic_prefix"
@@ -90,10 +90,10 @@ class SettingsReader:
                 self._look()
                 self._failure = None
                 self._consume()
-            except Exception as error:  # whatever it is: who still waits is told, and the limits may change again
+            except Exception as error:  # whatever it is: a waiting `start` raises it, and later limits are still read
                 self._failure = error
                 if is_refusal(error) and not self._ready.is_set():
-                    self._ready.set()  # `start` need not wait: a retry would be refused too
+                    self._ready.set()  # `start` fails at once, since a retry would be refused too
                     return
                 log.debug("reading %s failed, trying again: %s", self._topic, error)
                 self._stopping.wait(BACKOFF_MS / 1_000)
@@ -103,7 +103,7 @@ class SettingsReader:
         try:
             partition = TopicPartition(self._topic, 0)
             while not consumer.partitions_for_topic(self._topic):
-                with suppress(KafkaTimeoutError):  # raises when access is denied; a missing topic only times out
+                with suppress(KafkaTimeoutError):  # a missing topic times out; denied access raises another error
                     consumer.end_offsets([partition], timeout_ms=BACKOFF_MS)
                 if self._stopping.is_set():
                     return

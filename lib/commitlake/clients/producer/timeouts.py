@@ -1,4 +1,4 @@
-"""Time-outs of producers: RocketMQ counts them in ms, so here a number is one of ms."""
+"""Time-outs of producers; a number counts ms, as in RocketMQ."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from commitlake.protocol.durations import DAY_MS, duration_ms
 Timeout = int | str | timedelta
 """A number of ms, a text with a unit such as `15s`, or a `timedelta`."""
 _MOST_MS = 20 * DAY_MS
-"""Clients of Kafka count ms in 31 bits, and what they add to a time-out must fit, too."""
+"""Kafka's clients count ms in 31 bits (24 days), and add something to a time-out."""
 
 
 def milliseconds(name: str, given: object) -> int:
     """Length in ms.
 
     Args:
-        name: of the argument, for the error.
-        given: what should be a `Timeout`.
+        name: name of the argument, for the error.
+        given: the value, which should be a `Timeout`.
 
     Raises:
-        MQClientException: it is none, or longer than 20 days.
+        MQClientException: `given` is no `Timeout`, or longer than 20 days.
     """
     if isinstance(given, int | float) and not isinstance(given, bool):
         ms = duration_ms(given / 1_000) if abs(given) <= _MOST_MS else None  # an int may be too large for a float

@@ -16,7 +16,7 @@ COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.R
 
 
 class HalfMessage(NamedTuple):
-    """A half message that Kafka has acknowledged: as the application made it, as it was sent, and where it stands."""
+    """An acknowledged half message: the application's object, the record that was sent, and its position in `half`."""
 
     message: Message
     record: HalfRecord
@@ -26,11 +26,11 @@ class HalfMessage(NamedTuple):
 class Transaction:
     """Made by `TransactionMQProducer.begin_transaction`; all its messages become visible together, or none.
 
-    As a `with` block it commits at the end, and rolls back when the block raises. Its checks ask the listener about the
-    first message. May be used by several threads.
+    A `with` block commits at its end, and rolls back when it raises. Checks ask the listener about the first message.
+    May be used by several threads.
 
     Args:
-        send_half: sends a half message after the first one of its transaction, None for that itself.
+        send_half: sends a half message; its second argument is the first one of the transaction, None for the first.
         send_decision: sends the decision on all half messages, without waiting.
     """
 
@@ -54,9 +54,9 @@ class Transaction:
         """Send one more half message and wait for its acknowledgement.
 
         Raises:
-            FailedSend: nothing was sent, and the transaction goes on; a `RefusedSend` when it has ended.
-            UncertainSend: not acknowledged in time, and the transaction can only roll back. So it is when a signal
-                handler's exception has interrupted a send.
+            FailedSend: nothing was sent, and the transaction continues; a `RefusedSend` when it has ended.
+            UncertainSend: Kafka did not acknowledge the message in time, and the transaction can only roll back. The
+                same holds after a signal handler's exception in a send.
         """
         with self._lock:
             self._check_open()
@@ -65,7 +65,7 @@ class Transaction:
                 self._halves.append(half)
             except FailedSend:
                 raise
-            except BaseException as error:  # also of a signal handler: a commit would take along what may be in Kafka
+            except BaseException as error:  # also of a signal handler: a commit would include what may be in Kafka
                 self._uncertain = error
                 raise
         return SendResult(
@@ -80,8 +80,8 @@ class Transaction:
         """Make all messages visible; does nothing the second time.
 
         Raises:
-            MQClientException: it was rolled back, or is rolled back now because a send was uncertain or interrupted.
-            FailedSend: the producer was shut down before, so the transaction is as open as it was.
+            MQClientException: the transaction was rolled back, or is now, because a send was uncertain or interrupted.
+            FailedSend: the producer was shut down before, so the transaction is still open.
         """
         with self._lock:
             if self._uncertain and not self._ended:
@@ -94,7 +94,7 @@ class Transaction:
         """Drop all messages; does nothing the second time.
 
         Raises:
-            MQClientException: it was committed.
+            MQClientException: the transaction was committed.
         """
         with self._lock:
             self._end(ROLLBACK)

@@ -41,7 +41,7 @@ from commitlake.protocol.kafka_topics import HALF, OP
 log = logging.getLogger(__name__)
 
 REMEMBERED = 10_000
-"""Half messages that are never committed, the newest ones; a check of an older one asks the listener."""
+"""Number of remembered half messages that are never committed, the newest ones; older ones' checks ask the listener."""
 ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
 NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
 NO_LISTENER = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
@@ -68,10 +68,10 @@ class TransactionMQProducer(DefaultMQProducer):
         client_options: more keyword arguments of kafka-python's clients.
         send_msg_timeout: in ms.
         start_timeout: in ms.
-        engine: what sends.
+        engine: the client that sends.
         executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
-        check_timeout: ms a listener call that answers a check may take. When no call returns for so long, this instance
-            leaves the group until one does, so that others answer.
+        check_timeout: ms that a listener call for a check may take. When no call returns for so long, this instance
+            leaves the group until one returns, so that other instances answer.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class TransactionMQProducer(DefaultMQProducer):
         self._answer_checks()
 
     def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
-        """Wait for the answers under way, send what is buffered, and disconnect.
+        """Wait for running answers to checks, send buffered records, and disconnect.
 
         Args:
-            timeout: ms after which listener calls that have not returned, and what Kafka has not acknowledged, are
-                given up; checks ask for them again.
+            timeout: ms after which running listener calls and unacknowledged records are given up; checks ask for the
+                decisions again.
         """
         until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
         with self._switch:
@@ -127,7 +127,7 @@ class TransactionMQProducer(DefaultMQProducer):
         try:
             if checks:
                 checks.stop(until)
-        except BaseException:  # of a signal handler: the next shutdown goes on
+        except BaseException:  # raised by a signal handler: the next shutdown continues
             self._checks = checks
             raise
         if self._running:
@@ -144,17 +144,17 @@ class TransactionMQProducer(DefaultMQProducer):
         """Set the listener, also while running.
 
         Raises:
-            MQClientException: it is no listener, or its methods are coroutine functions.
+            MQClientException: the object is no listener, or its methods are coroutine functions.
         """
         self._listener = self._checked_listener(listener)
-        if self._running:  # nothing waits for a start or a shutdown under way
+        if self._running:  # else `start` does it; so this call does not wait for a running start or shutdown
             self._answer_checks()
 
     def register_end_transaction_hook(self, hook: AnyHook) -> None:
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent.
 
         Raises:
-            MQClientException: it can't be called, or is a coroutine function.
+            MQClientException: the hook can't be called, or is a coroutine function.
         """
         if not callable(getattr(hook, "end_transaction", hook)):
             msg = f"{hook!r:.200} is no hook, allowed is a callable, or an object with a method end_transaction"
@@ -170,8 +170,10 @@ class TransactionMQProducer(DefaultMQProducer):
             arg: passed to the listener.
 
         Raises:
-            FailedSend: nothing was sent, and the local transaction has not run; a `RefusedSend` would be again.
-            UncertainSend: not acknowledged in time; it has not run, and what may be in Kafka is rolled back.
+            FailedSend: nothing was sent, and the local transaction has not run. After a `RefusedSend` the unchanged
+                message would be refused again.
+            UncertainSend: Kafka did not acknowledge the half message in time. The local transaction has not run, and a
+                half message that may be in Kafka is rolled back.
         """
         listener = self._listener
         if listener is None:
@@ -179,21 +181,21 @@ class TransactionMQProducer(DefaultMQProducer):
         half = self.send_half(message)
         try:
             decision = decide(lambda: listener.execute_local_transaction(message, arg), tracing.executing(half.record))
-        except BaseException as error:  # SystemExit, CancelledError: not ours to keep, but the decision is still open
+        except BaseException as error:  # such as SystemExit: passed on, but the decision is still open
             self._end_with(Ending.of([half], *failed(error)[:2]), log_lost)
             raise
         self._end_with(Ending.of([half], *decision[:2]), log_lost)
         return sent_result(half, decision)
 
     def begin_transaction(self, *, is_answered: bool = False, database: object = None) -> Transaction:
-        """Begin a transaction of several half messages; `commit`, `rollback` or its `with` block ends it.
+        """Begin a transaction of several half messages; `commit`, `rollback` or the end of its `with` block ends it.
 
-        Without a listener nobody can answer for it after a crash: it stays open until `transaction.retention` or an
+        Without a listener nobody can answer its checks after a crash: it stays open until `transaction.retention` or an
         administrator ends it.
 
         Args:
-            is_answered: a rule of the coordinator answers its checks, so no listener is missed; a coordinator that
-                publishes for which groups it has a rule is believed instead.
+            is_answered: a rule of the coordinator answers the checks, so do not warn that a listener is missing. If the
+                coordinator publishes the groups with a rule, these count instead.
             database: a connection of psycopg 3, or a connection or session of SQLAlchemy that uses psycopg. Its
                 transaction ends with this one, and PostgreSQL answers the checks, by a rule of the coordinator.
 
@@ -218,7 +220,7 @@ class TransactionMQProducer(DefaultMQProducer):
         return self._listener is not None
 
     def warn_if_unanswered(self, is_answered: bool) -> None:
-        """Log, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
+        """Warn, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
         if self._listener is not None or self._is_warned:
             return
         ruled = self._link.settings.ruled_groups if self._running else None
@@ -240,7 +242,7 @@ class TransactionMQProducer(DefaultMQProducer):
         return listener  # type: ignore[no-any-return]
 
     def _check_plain(self, given: object, *names: str) -> None:
-        """Nothing would await a coroutine here."""
+        """Refuse coroutine functions, which nothing would await here."""
         for function in (given, *(getattr(given, name, None) for name in names)):
             if inspect.iscoroutinefunction(function):
                 msg = f"{function!r} is a coroutine function; use AsyncTransactionMQProducer, or give a plain function"
@@ -256,14 +258,14 @@ class TransactionMQProducer(DefaultMQProducer):
                 is_begun = False
                 try:
                     checks.start()
-                    is_begun = self._running  # a signal handler has shut down meanwhile, and knew nothing of these
+                    is_begun = self._running  # False if a signal handler has shut down meanwhile
                 finally:
-                    if not is_begun:  # nor where there is no thread: the next start is to begin them
+                    if not is_begun:  # also if no thread could be started; the next start begins the checks
                         self._checks = None
                         checks.stop(time.monotonic())
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
-        """Send a half message after the first one of its transaction, None for that itself."""
+        """Send a half message; `first` is the first one of its transaction, None for the first one itself."""
         with tracing.sending(topic_of(message)) as span:
             return self._send_half(message, first, span)
 
@@ -284,13 +286,13 @@ class TransactionMQProducer(DefaultMQProducer):
             raise
 
     def _roll_back_late(self, message: Message, record: wire.HalfRecord, at: Position) -> None:
-        """Its send has failed for the application, which may have sent another one for the same business."""
+        """Roll back a half message that was acknowledged late: the application may have sent another one instead."""
         half = HalfMessage(message, record, at)
-        with suppress(RuntimeError):  # after a shutdown; then a check asks
+        with suppress(RuntimeError):  # raised after a shutdown; then a check asks
             self._late.submit(self._end_with, Ending.of([half], ROLLBACK, NEVER_COMMITTED), log_lost)
 
     def decided(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> Ending:
-        """The end of a transaction of several half messages; checks of one rolled back no longer ask the listener."""
+        """The end of a transaction of several half messages; checks of a rolled back one don't ask the listener."""
         if state is ROLLBACK:
             self._never_committed.add(_attempt(halves[0].record), ROLLBACK)
         return Ending.of(halves, state)
@@ -304,10 +306,10 @@ class TransactionMQProducer(DefaultMQProducer):
         self._end_with(self._answered(check, message, *found[:2]), done)
 
     def _known(self, check: wire.CheckRecord) -> Verdict | None:
-        """The answer to a check that the listener need not be asked for."""
+        """The answer to a check, if it is known without asking the listener; else None."""
         if self._never_committed.get(_attempt(check)):
             return Verdict(ROLLBACK, NEVER_COMMITTED)
-        decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # the same question again has the same answer
+        decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # a repeated check gets the same answer
         if decided is not None:
             return Verdict(decided, None)
         return None if self._listener else Verdict(LocalTransactionState.UNKNOW, "this instance has no listener")
@@ -317,7 +319,7 @@ class TransactionMQProducer(DefaultMQProducer):
         assert listener is not None
         try:
             return decide(lambda: listener.check_local_transaction(message), tracing.checking(check))
-        except BaseException as error:  # in a thread of the pool, which nobody else watches
+        except BaseException as error:  # this runs in a thread of the pool, where nobody else would see it
             return failed(error)
 
     def _answered(
@@ -335,7 +337,7 @@ class TransactionMQProducer(DefaultMQProducer):
         )
 
     def _end_with(self, ending: Ending, done: Done) -> None:
-        """Send a decision without waiting; if it is lost, a check asks for it again."""
+        """Call the hooks, then send a decision without waiting; if it is lost, a check asks for it again."""
         run_hooks(self._hooks, ending.context(self.group, self._link.kafka.bootstrap_servers))
         self._send_op(ending, done)
 
@@ -345,7 +347,7 @@ class TransactionMQProducer(DefaultMQProducer):
 
 
 def sent_result(half: HalfMessage, decision: Verdict) -> TransactionSendResult:
-    """What a send in a transaction returns."""
+    """The result of a transactional send."""
     return TransactionSendResult(
         send_status=SendStatus.SEND_OK,
         msg_id=half.record.msg_id,
@@ -358,12 +360,12 @@ def sent_result(half: HalfMessage, decision: Verdict) -> TransactionSendResult:
 
 
 def _attempt(half: wire.HalfRecord | wire.CheckRecord) -> str:
-    """What tells one send of a first half message from others: the same message, and id, may be sent again."""
+    """Key of one send of a first half message: the same message, with the same id, may be sent several times."""
     return f"{half.born_timestamp} {half.transaction_id} {half.msg_id}"
 
 
 class _Recent:
-    """The newest `most` of the decisions added, by id. A lock might be held by what a signal handler interrupts."""
+    """The newest `most` decisions, by id. Without a lock: the code that a signal handler interrupts might hold it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -379,6 +381,6 @@ class _Recent:
 
 
 def log_lost(error: BaseException | None) -> None:
-    """Called with the outcome of sending a decision."""
+    """Warn if a decision was not acknowledged; called with the outcome of its send."""
     if error:
         log.warning("a decision was not acknowledged by Kafka, and a check will ask for it again: %s", error)
