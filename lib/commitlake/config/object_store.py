@@ -16,7 +16,7 @@ _ENDPOINT = "AWS_ENDPOINT_URL"
 
 
 def spark_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Settings of Spark for an endpoint that is not AWS's: there a bucket is part of the path, not of the host's name."""
+    """Settings of Spark for an endpoint that is not AWS's: there buckets are part of the path, not of host names."""
     return {"spark.hadoop.fs.s3a.path.style.access": "true"} if environment.get(_ENDPOINT) else {}
 
 

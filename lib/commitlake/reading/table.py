@@ -308,7 +308,7 @@ class Snapshot:
         return ParquetRows(self.open(path), self.schema, constants, large, gone, self.physical)
 
     def column_names(self) -> list[str]:
-        """Names of columns at this version; `schema` stays that of the first one read, which all versions' files fit."""
+        """Names of columns at this version; `schema` stays that of the first version, which files of all others fit."""
         return [field.name for field in self.delta.schema().fields]
 
     def log_length(self) -> int:
