@@ -36,7 +36,7 @@ class Segments:
         table[message.at] = message
 
     def crash(self) -> None:
-        """Loses the checkpoint: rows that are open, or have landed and were not yet read, come again from the tables."""
+        """Loses the checkpoint: rows that are open, or have landed unread, come from the tables again."""
         self.states, self.next_due = {}, {}
         self.next = self.ledger.rebuild()
 
