@@ -21,10 +21,10 @@ _LEAST_PART = 20
 """On a small disk landing waits when only a twentieth is free."""
 _PLENTY = 4
 _SCARCE_PART = 5
-"""Inodes count only where less than a fifth of them is free."""
+"""Inodes count only where fewer than a fifth of them are free."""
 _FULL = ("No space left on device", "Disk quota exceeded")
 WAITS = "nothing lands until there is more room, and nothing is lost: %s"
-"""What the log says once a minute while a disk is short."""
+"""The log's warning, once a minute, while a disk is short."""
 REMEDY = "docs/runbook.md#commitlakedisknearlyfull"
 BALLAST = ".commitlake-ballast"
 """The file of a local warehouse that exists only to be deleted when room is needed."""
@@ -72,7 +72,7 @@ class Disk:
 
     @property
     def is_full(self) -> bool:
-        """Whether no query may begin: with the room of a deleted ballast it may, and maintenance may run."""
+        """Whether no query may begin. The room of a deleted ballast is enough to begin, and for maintenance."""
         return self.is_short and self.free <= self.least // 2
 
     def __str__(self) -> str:

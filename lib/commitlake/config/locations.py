@@ -9,7 +9,7 @@ from pathlib import Path
 JVM_LOCK = ".coordinator.jvm.lock"
 """File of a local warehouse that the JVM of its coordinator holds a lock on."""
 SIGN_OF_LIFE = "_coordinator"
-"""File of any other warehouse that its coordinator rewrites in short intervals, and deletes at a clean stop."""
+"""File of any other warehouse that its coordinator rewrites at short intervals, and deletes at a clean stop."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _FILE = re.compile("^file:/*", re.IGNORECASE)

@@ -19,8 +19,8 @@ Places = npt.NDArray[np.intp]
 MARGIN_MS = 600_000
 """Names are kept this much longer than their window: a batch's time is that of its start, and clocks get corrected."""
 _RECENT = 250_000
-"""New names are inserted each round among at most so many, in some 5 ms; above that all are merged with the others,
-in 0.5 s for 20 million."""
+"""Each round inserts its names among at most so many, in some 5 ms. Once there are more, they are merged with all
+others, in 0.5 s for 20 million."""
 
 
 class Claims(NamedTuple):
@@ -78,7 +78,7 @@ class Names:
 
         Args:
             claims: in order of precedence, members of a batch one after the other.
-            now: ms since epoch, UTC; names that have expired by then may be forgotten. It comes from no message.
+            now: ms since epoch, UTC, which is no message's time; names that have expired by then may be forgotten.
         """
         held, again = self._holders(claims)
         verdict = ClaimResult(held.refused & ~again, np.where(again, 0, held.holder))
@@ -117,7 +117,7 @@ def _same(names: Claims, found: Places, claims: Claims, at: Places) -> Places:
 
 
 def _merged(old: Claims, new: Claims) -> Claims:
-    """Both, sorted by name; of equal names the new one is the last."""
+    """Old and new claims, sorted by name; of equal names the new one is the last."""
     at = np.searchsorted(old.name, new.name, side="right")
     return Claims(*(np.insert(mine, at, theirs) for mine, theirs in zip(old, new, strict=True)))
 

@@ -62,7 +62,7 @@ def check_admitted(topic: str, allowed: Sequence[str], known: Collection[str], m
 
 
 _VISIBLE = "topic."
-"""Prefix where a topic's name begins with `_`. Such a directory is hidden from Spark and Hive, or Delta's own, as
+"""Prefix where a topic's name begins with `_`: Spark and Hive hide such a directory, or it is Delta's own, as
 `_samples` is."""
 
 

@@ -85,8 +85,8 @@ def folders(place: str, options: Options = None) -> list[str]:
 def filesystem(place: str, options: Options = None) -> pyarrow.fs.FileSystem:
     """A table's directory as a file system of pyarrow.
 
-    A local one is Arrow's own. With one in Python the process may end with SIGABRT: if a thread of Arrow's is the last
-    to release it while the process ends. That happened in one of ten runs of `commitlake unfinished`.
+    A local one is Arrow's own. A file system in Python ends the process with SIGABRT, if a thread of Arrow's is the
+    last to release it while the process ends. That happened in one of ten runs of `commitlake unfinished`.
     """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
@@ -206,7 +206,7 @@ class Snapshot:
         return found
 
     def is_fresh(self) -> bool:
-        """Whether a poll is in flight, or began a moment ago. So polls take a tenth of the time, with any callers."""
+        """Whether a poll is in flight, or began a moment ago: so polls take a tenth of the time, however many ask."""
         return self._is_looking or self._begun_s > time.monotonic() - min(LATELY_S, 10 * self._took_s)
 
     def refresh(self, after_s: float | None = None) -> bool:

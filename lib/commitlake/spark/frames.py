@@ -34,9 +34,8 @@ def sized(frame: DataFrame, rows: int) -> DataFrame:
 def checkpoint_now(frame: DataFrame) -> DataFrame:
     """The few rows of `frame`, computed now and never again, without the plan that led to them.
 
-    `persist` is not enough: Spark computes cached frames again when a table that they read gets a commit, so after
-    the commit to the ledger the resolutions of the batch would differ. Also, each query would analyse and ship their
-    plan.
+    `persist` is not enough: Spark computes cached frames again when a table that they read gets a commit. After the
+    commit to the ledger the resolutions of the batch would differ. Also, each query would analyse and ship their plan.
     """
     return frame.localCheckpoint(storageLevel=_level(frame))
 

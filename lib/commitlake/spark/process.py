@@ -78,9 +78,9 @@ def exit_on_signals(code: int) -> Iterator[None]:
 class Stop:
     """A flag for signal handlers.
 
-    Not a `threading.Event`: the code that the signal interrupts may hold the event's lock, for example the handler of
-    another signal that came just before, and `set` would wait for it for ever. A `put` of this queue may run inside
-    another.
+    Not a `threading.Event`: the code that the signal interrupts may hold the event's lock, and `set` would wait for it
+    for ever. Such code is, for example, the handler of another signal that came just before. A `put` of this queue may
+    run inside another.
     """
 
     def __init__(self) -> None:
@@ -218,8 +218,8 @@ def _log_to_terminal() -> None:
     package.setLevel(os.environ.get("COMMITLAKE_LOG", "WARNING").upper())
     # kafka-python logs each attempt to connect as an error; what matters reaches the user as a KafkaError.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    # py4j logs a stack trace of an error in a query's function, which ends the query and is reported as its error; and
-    # one of the call that a signal interrupts.
+    # py4j logs a stack trace of an error in a query's function, though that ends the query and is reported as its
+    # error. It logs another one of a call that a signal interrupts.
     if not package.isEnabledFor(logging.DEBUG):
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_is_no_signal)

@@ -46,8 +46,8 @@ LOCAL_FILES_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 KAFKA_BROKER_PACKAGE = os.environ.get("COMMITLAKE_BROKER_PACKAGE", "org.apache.kafka:kafka_2.13:4.1.1")
 
 LANGUAGE = "-Duser.language=en -Duser.country=US"
-"""Options of each JVM that is started here. Delta and Kafka number files in the machine's language. Arabic digits are
-no digits for any other reader, nor for the next start in another language."""
+"""Options of each JVM that is started here. Delta and Kafka number files in the machine's language. With Arabic, other
+readers do not know its digits, nor does the next start in another language."""
 # Spark 4 needs 17; Java 24 removed the SecurityManager calls that Hadoop makes.
 _JAVA_VERSIONS = range(17, 24)
 _RESOLVE_TIMEOUT_S = 900

@@ -57,8 +57,8 @@ HISTORY_SETTINGS = {
 }
 # Only for maintenance. With Delta's 1 GiB for both sizes every run would rewrite up to a gigabyte of each queue.
 MAINTENANCE_SETTINGS = {
-    # Maintenance joins lists of files, not rows: with the 128 partitions for history a VACUUM that finds nothing takes
-    # 11 s of CPU, with 2 it takes 2.3 s, and a run has 16 of them.
+    # The shuffles here are of files, not of rows. With the 128 partitions for history a VACUUM that finds nothing takes
+    # 11 s of CPU, with 2 it takes 2.3 s. A run has 16 of them.
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
     "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
@@ -124,7 +124,7 @@ LOCAL_SETTINGS = {
 # By default Java never compiles a method above 8 000 bytecodes, and Spark makes one of each wide plan. Interpreted, the
 # records of `half` took 4 times as long to classify and those of `op` 3.5 times (see docs/benchmarks.md).
 # The optimising compiler waits five times longer than by default. Without that it took a third of all CPU in the first
-# minutes, and a round 4.7 s of CPU instead of 3.4 s, since most of the code that it compiled was soon replaced.
+# minutes, since most of the code that it compiled was soon replaced. A round took 4.7 s of CPU instead of 3.4 s.
 _JAVA_OPTIONS = (
     f"{runtime.LANGUAGE} -Xss8m -XX:-DontCompileHugeMethods -XX:Tier4InvocationThreshold=25000 "
     "-XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000 -XX:Tier4BackEdgeThreshold=200000"
@@ -137,7 +137,7 @@ _SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -
 _ONE_HEAP_OPTIONS = "-XX:G1HeapRegionSize=8m"
 # Executors compile and run the same code as a driver that is alone.
 CLUSTER_SETTINGS = {"spark.executor.extraJavaOptions": _JAVA_OPTIONS}
-# Classes of the JVM that PySpark looks up anew at each use.
+# Classes of the JVM that PySpark looks up again at each use.
 _LOOKED_UP = (
     *("PythonUtils", "PythonSQLUtils", "functions"),
     *(f"org.apache.spark.sql.{name}" for name in ("functions", "classic.SparkSession", "classic.SparkSession$")),

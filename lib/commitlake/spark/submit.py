@@ -51,7 +51,7 @@ def launch(
     Raises:
         SetupError: no fitting Java or Spark, or jars that cannot be resolved.
     """
-    settings = session.submit_settings(master, short_lived=short_lived)  # looks at the machine, first of all
+    settings = session.submit_settings(master, short_lived=short_lived)  # checks the machine, first of all
     with tempfile.TemporaryDirectory(prefix="commitlake-launch-") as directory:
         place = Path(directory)
         command, environment = runtime.spark_submit()

@@ -1,6 +1,6 @@
 """Columns made of others: coordinates, hashes, times, and names of numbers.
 
-Batches use them as SQL text. To build an expression in Python costs 0.2 ms a call, and a batch has a thousand calls;
+Batches use them as SQL text. To build an expression in Python costs 0.2 ms a call, and a batch has a thousand calls.
 Spark parses the same text in less time than one call takes.
 """
 
@@ -66,8 +66,8 @@ def hashed_sql(text: str) -> str:
 def visible_at_sql(at_ms: int) -> str:
     """`visible_at` of rows whose append begins now: one number for all of them, even if Spark repeats a task.
 
-    With the time of its batch, a row became readable 8.6 s after it (p50) on a busy machine, and a consumer that reads
-    by time missed the row.
+    With the time of its batch instead, a row became readable 8.6 s after it (p50) on a busy machine. A consumer that
+    reads by time missed the row.
 
     Args:
         at_ms: Kafka's time, ms since epoch, UTC.

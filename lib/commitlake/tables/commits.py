@@ -1,4 +1,4 @@
-"""The newest commits of a table's Delta log, without a listing: of up to 280 000 files each takes 0.1 ms.
+"""The newest commits of a table's Delta log, without a listing: that takes 0.1 ms a file, of up to 280 000 files.
 
 Delta also reads a table's whole state before a scan, in 0.3 s: a start that scanned 1 000 topics took 5 minutes.
 """

@@ -151,6 +151,6 @@ def _heeded(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _by_name(schema: str) -> list[dict[str, Any]]:
-    """Columns with all that Delta notes of them."""
+    """The columns of a schema, sorted by name, with all of Delta's metadata."""
     fields: list[dict[str, Any]] = json.loads(schema)["fields"]
     return sorted(fields, key=lambda field: str(field["name"]))

@@ -1,6 +1,6 @@
 """Appends by Delta's own transactions; on local tables each begins at the table's state that this JVM has in memory.
 
-Delta's writer lists the table's whole log two or three times an append: an append of 500 rows took 118 ms after 400
+Delta's writer lists the table's whole log two or three times an append. With 500 rows it took 118 ms after 400
 commits, and 156 ms after 1 200. This way it takes 78 ms, and one append in some tens lists the log. The commit is
 Delta's own: its conflict check, log store, checkpoints and statistics are those of any append.
 """
@@ -46,9 +46,9 @@ _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
 class DirectAppend:
     """Appends to tables below a place.
 
-    On local disks a table must have one writer, and its other commits, such as those of maintenance, must come from
-    this JVM; Delta detects a conflict between two of these, as always. A commit of another process is seen, too, at the
-    cost of a listing of the log. It is not seen if it comes during this commit: on local disks Delta's log stores first
+    On local disks only for tables with one writer, whose other commits, such as those of maintenance, come from this
+    JVM. Delta detects a conflict between two of these, as always. A commit of another process is seen, too, at the cost
+    of a listing of the log. A commit that comes during this one is not seen: on local disks Delta's log stores first
     look for the file and then write it. Off local disks each append lists the log.
 
     Args:
@@ -91,7 +91,7 @@ class DirectAppend:
         marker: Mapping[str, Any] | None,
         check: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Appends rows that the driver has, as `append`; returns False if the table was altered: Delta's writer must.
+        """Appends rows that the driver has, as `append`; appends nothing and returns False if the table was altered.
 
         Args:
             rows: with just the table's columns.

@@ -15,7 +15,7 @@ CHECKPOINT_INTERVALS = (
     *(89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139),
 )
 """Commits between two checkpoints of a table: primes, which first coincide after 1 763 commits. Of the intervals from
-40 to 60, four coincide at each 720th commit, and a round of a hundred topics took 4.9 s there instead of 1.6 s."""
+40 to 60, four coincide at each 720th commit: a round of a hundred topics took 4.9 s there, not 1.6 s."""
 
 
 class TableName(str):

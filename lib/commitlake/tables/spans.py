@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
 
 _GAPS = 16  # the widest ones stay between the spans of a batch; each costs one more comparison a row
-_CELLS = 10_000  # most segments to collect: a flood of unmatched ops may name any number
+_CELLS = 10_000  # limit of segments to collect: a flood of unmatched ops may name any number
 
 
 @dataclass(frozen=True)

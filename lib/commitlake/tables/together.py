@@ -82,8 +82,9 @@ def _named(log: FileSystem | None) -> Mapping[str, int]:
 
 
 def _newest(log: FileSystem | None, field: str, number: int) -> int | None:
-    """The greatest number of a field in markers; the search ends once it reaches `number`. An owner may write any.
+    """The greatest number of a field in a table's markers; the search ends once it reaches `number`.
 
+    A topic's owner may write any number into a marker.
     None if no marker has the field: the commits were cleaned up, or the topic's owner created the table again.
     """
     most = None

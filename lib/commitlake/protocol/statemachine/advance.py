@@ -92,7 +92,7 @@ def _timers(old: Rows, new: Rows) -> Rows:
 
 
 def _each_once(ordered: Rows, *key: str) -> Rows:
-    """Returns rows that are sorted by `key`, if none came twice: such a row would be decided, and shown, twice."""
+    """The rows, sorted by `key`. Raises where a row came twice: it would be decided, and shown, twice."""
     again = np.logical_and.reduce([ordered[name][1:] == ordered[name][:-1] for name in key])
     if again.any():
         twice = ordered[1:][again][0]

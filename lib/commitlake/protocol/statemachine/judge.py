@@ -51,7 +51,7 @@ def is_before_resume(facts: Rows) -> Mask:
 
 
 def _decision(facts: Rows) -> Longs:
-    """Reasons in their order: id, group, the message that it names, that one's end, and last what never landed."""
+    """Reasons in their order: id, group, the named message, how that ended, and last a message that never landed."""
     known, ended = facts["is_known"] == 1, facts["state"] > 0
     wanted = np.where(facts["kind"] == Kind.COMMIT, State.COMMITTED, State.ROLLED_BACK)
     otherwise = np.where(facts["state"] == wanted, 0, facts["state"])

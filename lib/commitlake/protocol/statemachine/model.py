@@ -30,7 +30,7 @@ class Rules:
 
 @dataclass
 class Segment:
-    """What is open in a segment, and the events of this batch.
+    """The open rows of a segment, and the events of this batch.
 
     Attributes:
         halves: open first half messages, sorted by offset.

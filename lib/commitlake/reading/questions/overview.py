@@ -43,8 +43,9 @@ def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
     """Counts by topic, state and reason: half messages whose newest round ended since, pending first ones, and rows.
 
     Returns:
-        topic, state, reason, messages, p50_s and p99_s. The latter are seconds from `stored_at` to the end; of pending
-        ones the least and the greatest age; of `VISIBLE`, whose reason is a kind, how late rows became so (`lateness`).
+        topic, state, reason, messages, p50_s and p99_s. The last two are seconds from `stored_at` to the end. Of
+        pending ones they are the least and the greatest age. Of `VISIBLE`, whose reason is a kind, they are how late
+        rows became so (`lateness`).
     """
     ended.make(tables)
     ages = pending(tables, now_ms).rename_columns({"youngest_s": "p50_s", "oldest_s": "p99_s"})

@@ -43,7 +43,7 @@ class Wanted:
         group: producer group.
         topic: destination of the first half message.
         reason: why it ended.
-        older_than_ms: so long ago, or longer, its first half message was stored, or, if pending, reopened by a RESUME.
+        older_than_ms: least time since its first half message was stored; of a pending one also since its last RESUME.
         since_ms: its first half message was stored after that, ms since epoch, UTC.
         keys: a business key of the first half message.
         where: an SQL condition on the columns of `half` and `transactions`.

@@ -149,7 +149,7 @@ def _counts(found: Iterable[Row], names: dict[int, str]) -> list[TopicCounts]:
 
 
 def _by_topic(row: Row) -> Iterable[tuple[int | None, dict[str, int]]]:
-    """The share of messages in the counts of topics; a visible row counts in the topic that has it, even if wrong."""
+    """The share of messages in the counts of topics; a visible row counts where it is, even in a wrong topic."""
     part = {name: row[name] for name in COUNTS}
     if row["shown_low"] is None:
         return [(row["topic"], part)]
@@ -220,6 +220,6 @@ def _finding(name: str, found: DataFrame, where: Callable[[Row], str]) -> list[F
 
 
 def _retained_since(tables: Warehouse) -> int:
-    """Rows of messages that ended before it (ms since epoch, UTC) may be gone: maintenance writes it, then deletes."""
+    """Ms since epoch, UTC: rows of messages that ended before may be gone. Maintenance writes it before it deletes."""
     since = tables.read("maintenance").agg(F.max(F.unix_millis("ended_before"))).collect()[0][0]
     return _NEVER if since is None else int(since)

@@ -69,7 +69,7 @@ def delete(settings: Config, topic: str, group: str) -> int:
 
 
 def moment(text: str) -> str | datetime:
-    """What `--rewind` names: `first`, `newest`, `2h` ago, ms since epoch, or a time, UTC where it has no zone.
+    """The place in `--rewind`: `first`, `newest`, `2h` ago, ms since epoch, or a time, UTC where it has no zone.
 
     Raises:
         ConsumerError: it is none of these.

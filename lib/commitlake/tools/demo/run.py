@@ -1,6 +1,6 @@
 """Sets the demo up: the coordinator, three shops of which one is killed, and two services downstream.
 
-It uses what `commitlake` exports and its commands, Kafka's client and SQLite, as an application would.
+The demo uses the exports and commands of `commitlake`, Kafka's client and SQLite, as an application would.
 """
 
 from __future__ import annotations

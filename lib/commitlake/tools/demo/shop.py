@@ -37,7 +37,7 @@ PATIENT = {"send_msg_timeout": 15_000, "start_timeout": 120_000}
 
 
 class Mishap(Enum):
-    """What goes wrong with an order, on purpose."""
+    """A mishap of an order, on purpose."""
 
     NONE = "none"
     SILENT = "the listener gives no answer"
@@ -47,7 +47,7 @@ class Mishap(Enum):
 
 @dataclass(frozen=True)
 class OrderPlan:
-    """An order, what goes wrong with it, and whether it is sent to two topics."""
+    """An order, its mishap, and whether it is sent to two topics."""
 
     order: Order
     mishap: Mishap = Mishap.NONE
