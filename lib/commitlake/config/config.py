@@ -38,10 +38,10 @@ class Config:
     Attributes:
         warehouse: where the tables are: an absolute directory, a URI, or `schema:<catalog>.<schema>`.
         checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
-        receipts: where consumers keep what they did; empty: beside the warehouse.
+        receipts: where consumers keep their receipts; empty: beside the warehouse.
         receipts_retention_ms: age at which they delete receipts of messages that are done; 0: never.
         kafka: where Kafka is.
-        trigger_interval_ms: time from round to round at least; what comes alone is read within 100 ms.
+        trigger_interval_ms: least time from round to round; a record that comes alone is read within 100 ms.
         standby_after_ms: time without a sign of the coordinator after which a standby takes over.
         transaction: when transactions are checked and discarded.
         checks: rules by which a table answers for a producer group.
@@ -49,8 +49,8 @@ class Config:
         delay: delays of messages.
         max_message_size: the largest value of a record, in bytes.
         maintenance: compaction and retention.
-        accept: what is accepted at this start.
-        metrics: where the coordinator tells of itself.
+        accept: losses and changes of Kafka that are accepted at this start.
+        metrics: where the coordinator serves its metrics.
     """
 
     warehouse: str
@@ -76,7 +76,7 @@ class Config:
 
     @property
     def receipts_place(self) -> str:
-        """Where the tables of consumers are: never inside the warehouse, which only its coordinator writes to.
+        """Where the tables of consumers are: never inside the warehouse, to which only its coordinator writes.
 
         Raises:
             ConfigError: the warehouse is in a catalog, and `receipts` is empty.
@@ -121,7 +121,7 @@ class Config:
 
 
 def _masked(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule as it may be shown; its places are a list."""
+    """A rule with its secrets masked; its places are a list."""
     return {
         name: [masked(name, str(each)) for each in value] if isinstance(value, list) else masked(name, str(value))
         for name, value in rule.items()
@@ -160,11 +160,11 @@ def from_mapping(values: Mapping[str, object]) -> Config:
 
 
 Conf = Config | str | os.PathLike[str] | Mapping[str, object]
-"""A configuration as people give it: one, the path of one, or its keys and values."""
+"""A configuration as callers give it: a `Config`, the path of a file, or its keys and values."""
 
 
 def of(conf: Conf) -> Config:
-    """Return a configuration as people give it: one, the path of one, or its keys and values.
+    """Return the `Config` of a configuration as callers give it: itself, the path of a file, or its keys and values.
 
     Raises:
         ConfigError: the file is not readable, a key is unknown or a value is not allowed.

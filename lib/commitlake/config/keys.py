@@ -47,7 +47,7 @@ MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, CHECKS})
 _IN_ADDRESS = re.compile(
     r"(//[^:/?#@]*:).*(?=@)|([?&][^=&]*(?:password|secret|token|credential|key|sig)[^=&]*=)[^&]*", re.IGNORECASE
 )
-"""A password in an address, as its user's, which may have any characters, or as a parameter."""
+"""A password in an address: its user's, which may have any characters, or that of a parameter."""
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
 
 
@@ -57,8 +57,8 @@ class Key:
 
     Attributes:
         name: dotted name, as in the file.
-        parse: takes what was given and returns the value, or raises ValueError with what is allowed.
-        default: given to `parse` where nothing else is.
+        parse: makes the value from the one that was given; raises ValueError, whose text says what is allowed.
+        default: passed to `parse` where no value was given.
         doc: the meaning, for docs/reference/configuration.md.
         path: where in `Config` the value is, for example `transaction.timeout_ms`.
     """
@@ -70,7 +70,7 @@ class Key:
     path: str
 
     def value(self, given: object) -> Any:
-        """Parse what was given.
+        """Parse the value that was given.
 
         Raises:
             ConfigError: it is not allowed.
@@ -157,7 +157,7 @@ def unknown_key(name: str, value: object) -> ConfigError:
     """The error about a key that does not exist, with the nearest ones."""
     close = difflib.get_close_matches(name, BY_NAME, n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    # A map may be a misspelt one with a password in it, and what is below these one in the wrong place.
+    # A map may belong to a misspelt key and have a password in it; below these, the value may be a misplaced password.
     is_map = str(value).lstrip().startswith(("{", "["))
     shown = "***" if is_map or name.startswith(("kafka", CHECKS)) else masked(name, str(value))
     msg = f"unknown configuration key {name}; {hint}its value is {shown}; known keys: {', '.join(BY_NAME)}"

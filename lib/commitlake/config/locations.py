@@ -9,16 +9,16 @@ from pathlib import Path
 JVM_LOCK = ".coordinator.jvm.lock"
 """File of a local warehouse that the JVM of its coordinator holds a lock on."""
 SIGN_OF_LIFE = "_coordinator"
-"""File of any other warehouse that its coordinator writes again and again, and removes when it ends cleanly."""
+"""File of any other warehouse that its coordinator rewrites at short intervals, and deletes at a clean stop."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _FILE = re.compile("^file:/*", re.IGNORECASE)
 _ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb", "gcs": "gs"}
-"""Schemes by which two programs name one bucket."""
+"""Schemes by which programs name the same bucket differently."""
 _UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|\x00-\x1f\x7f]")
-"""In a local path: deltalake takes an escape and a backslash for what they stand for in a URL, and dies of the rest."""
+"""In a local path: deltalake reads an escape and a backslash as in a URL, and crashes on the rest."""
 _UNCLEAR = re.compile(r"[\\%?#\s\x00-\x1f\x7f]|/\.{0,2}(/|$)")
-"""Escapes, queries, `.`, `..` and empty parts of a URI: libraries differ in what they make of them."""
+"""Escapes, queries, `.`, `..` and empty parts of a URI: libraries read them in different ways."""
 
 
 def has_scheme(place: str) -> bool:
@@ -37,10 +37,10 @@ def local_path(place: str) -> Path:
 
 
 def check_readable(place: str) -> None:
-    """Refuse a local directory whose name deltalake takes for another, or can't take.
+    """Reject a local directory whose name deltalake takes for another one, or can't read.
 
     Raises:
-        ValueError: its text says what is allowed.
+        ValueError: it is such a directory; the text says what is allowed.
     """
     if is_local(place) and (found := _UNREADABLE.search(str(local_path(place).absolute()))):
         msg = (
@@ -50,14 +50,14 @@ def check_readable(place: str) -> None:
 
 
 def not_there(place: str) -> str | None:
-    """What to say where a local directory is not there; None where it is, or is not local."""
+    """Text for an error where a local directory does not exist; None where it does, or is not local."""
     if not is_local(place) or local_path(place).is_dir():
         return None
     return f"the directory {place} is not there; a relative path counts from the working directory, here {Path.cwd()}"
 
 
 def no_parent(place: str) -> str | None:
-    """What to say where a local directory can't be made, as the one above it is not there, or it is `/`; else None.
+    """Text for an error where a local directory can't be made: its parent does not exist, or it is `/`; else None.
 
     A path that was cut short or mistyped must not become a second, empty warehouse.
     """
@@ -72,10 +72,10 @@ def no_parent(place: str) -> str | None:
 
 
 def parts(place: str) -> tuple[str, ...]:
-    """What a place is compared by: its scheme, then each directory; of a local one after symbolic links and `..`.
+    """Parts by which a place is compared: its scheme, then each directory; symbolic links and `..` are resolved.
 
     Raises:
-        ValueError: it is a URI that has several readings, or a path that can't be one.
+        ValueError: it is a URI that can be read in several ways, or an impossible path.
     """
     if is_local(place):
         return ("file", *local_path(place).resolve().parts)
@@ -87,7 +87,7 @@ def parts(place: str) -> tuple[str, ...]:
 
 
 def likely_parts(place: str) -> tuple[str, ...]:
-    """The same of a place that nobody plays with, such as `hdfs:///lake`: by the usual reading."""
+    """The same by the usual reading, for a place that nobody tries to disguise, such as `hdfs:///lake`."""
     if is_local(place):
         return parts(place)
     scheme, _, rest = place.partition(":")
@@ -96,5 +96,5 @@ def likely_parts(place: str) -> tuple[str, ...]:
 
 
 def is_within(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
-    """Whether a place, by its `parts`, is another one or below it."""
+    """Whether the place `inner` is `outer` or below it, both as `parts`."""
     return inner[: len(outer)] == outer

@@ -1,8 +1,8 @@
 """Access to S3, given once, by AWS's variables in the environment.
 
-Spark hands AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_ENDPOINT_URL on to s3a by itself.
-deltalake, through which DuckDB reads too, takes them and AWS_REGION. What both want to be told besides, where the
-endpoint is not AWS's own, follows from the endpoint and stands here.
+Spark passes AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_ENDPOINT_URL to s3a by itself.
+deltalake, through which DuckDB reads too, takes them and AWS_REGION. Where the endpoint is not AWS's own, both need
+further options, which follow from the endpoint; this file has them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ENDPOINT = "AWS_ENDPOINT_URL"
 
 
 def spark_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Settings of Spark for an endpoint of one's own: buckets are directories there, and no names of hosts."""
+    """Settings of Spark for an endpoint that is not AWS's: there buckets are part of the path, not of host names."""
     return {"spark.hadoop.fs.s3a.path.style.access": "true"} if environment.get(_ENDPOINT) else {}
 
 
@@ -26,12 +26,12 @@ def storage_options(
     """The `storage_options` of deltalake; None for none.
 
     Args:
-        given: what the caller was given, which counts.
-        environment: variables. Who wrote `http://` there chose an endpoint without TLS, which deltalake would refuse
+        given: the caller's options, which win.
+        environment: variables. An endpoint with `http://` there was chosen without TLS; deltalake would reject it
             without AWS_ALLOW_HTTP.
 
     Raises:
-        ConfigError: what was given is no map of texts to texts.
+        ConfigError: `given` is no map of texts to texts.
     """
     options = {} if given is None else given
     if not isinstance(options, Mapping) or not all(isinstance(each, str) for pair in options.items() for each in pair):

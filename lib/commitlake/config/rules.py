@@ -7,7 +7,7 @@ from commitlake.protocol.statemachine.model import Rules
 
 
 def rules_of(timing: TransactionConfig) -> Rules:
-    """What the state machine goes by; not in `model`, which executors import, without YAML."""
+    """The timing rules of the state machine; not in `model`, which executors import without YAML."""
     return Rules(
         timeout_ms=timing.timeout_ms,
         check_interval_ms=timing.check_interval_ms,

@@ -19,10 +19,10 @@ def is_secret_reference(value: str) -> bool:
 
 
 def resolve(key: str, value: str) -> str:
-    """What `env:NAME`, `file:/path` or, on Databricks, `secret:scope/key` refers to; any other value as it is.
+    """The secret that `env:NAME`, `file:/path` or, on Databricks, `secret:scope/key` names; any other value as it is.
 
     Args:
-        key: of the configuration, for errors.
+        key: key of the configuration, for errors.
         value: its value.
 
     Raises:

@@ -1,7 +1,7 @@
 """The sections of the configuration, checked and with their units in their names.
 
-Plain dataclasses and no pydantic, whose compiled core cannot travel to executors with `--py-files`, while every
-producer imports `KafkaConfig`.
+Plain dataclasses, not pydantic: its compiled core can't be shipped to executors with `--py-files`, and every producer
+imports `KafkaConfig`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KafkaConfig:
         return self.bootstrap_servers == EMBEDDED
 
     def reached(self) -> KafkaConfig:
-        """This with the address of an embedded broker, where it is known: its port is fixed."""
+        """This configuration with the address of an embedded broker, where it is known because its port is fixed."""
         is_known = self.is_embedded and self.embedded_port
         return replace(self, bootstrap_servers=f"127.0.0.1:{self.embedded_port}") if is_known else self
 
@@ -124,7 +124,7 @@ class TransactionConfig:
 
     @property
     def hangs_after_ms(self) -> int:
-        """Age from which a pending transaction hangs: its group had time for three answers that end it."""
+        """Age from which a pending transaction counts as hanging: its group had time for three answers that end it."""
         return self.timeout_ms + 3 * self.check_interval_ms
 
 
@@ -149,7 +149,7 @@ class TopicsConfig:
 
 @dataclass(frozen=True)
 class DelayConfig:
-    """What delays a message may have.
+    """The delays that a message may have.
 
     Attributes:
         levels_ms: delays of the levels 1, 2, ... in ms.
@@ -181,7 +181,7 @@ class MaintenanceConfig:
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where the coordinator tells of itself.
+    """Where the coordinator serves its metrics and its health.
 
     Attributes:
         port: of `/metrics` and `/healthz`; 0: none.
@@ -194,7 +194,7 @@ class MetricsConfig:
 
 @dataclass(frozen=True)
 class AcceptConfig:
-    """What an operator accepts once that otherwise stops the start.
+    """Losses and changes of Kafka that stop a start unless the operator accepts them once.
 
     Attributes:
         lost_range: Kafka no longer holds records that never landed.

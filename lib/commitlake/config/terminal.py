@@ -21,12 +21,12 @@ def printable(text: str) -> str:
 
 
 def lines(text: str) -> str:
-    """The same for a text that may have several lines."""
+    """Each line of a text as by `printable`."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def counted(number: int, noun: str) -> str:
-    """How many there are of something, such as `1 record` and `2 records`."""
+    """A number with its noun, such as `1 record` and `2 records`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -37,7 +37,7 @@ def json_line(row: Mapping[str, object]) -> str:
 
 
 def shell_word(text: str) -> str:
-    """The text as one word of a shell's command line, which can be pasted: bash and zsh read back what it was."""
+    """The text as one word of a shell's command line, which can be pasted: bash and zsh read the same text back."""
     if text.isprintable():
         return shlex.quote(text)
     return "$'" + "".join(f"\\x{octet:02x}" for octet in text.encode("utf-8", "surrogatepass")) + "'"

@@ -1,4 +1,4 @@
-"""Parsers of configuration values: each takes what YAML or a command line gives, and returns the value.
+"""Parsers of configuration values: each takes a value of YAML or of a command line, and returns the parsed value.
 
 A parser raises ValueError, whose text says what is allowed.
 """
@@ -30,7 +30,7 @@ _SERVER = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})")
 
 
 def plain(value: Any) -> Any:
-    """What a program gives, as a file has it: of a member of `class Topic(str, Enum)` its text, also within."""
+    """A program's value as a file would have it: a member of `class Topic(str, Enum)` is its text, also in a map."""
     if isinstance(value, Mapping):
         return {plain(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -117,7 +117,7 @@ def integer(lowest: int, highest: int) -> Callable[[object], int]:
 def duration(lowest_ms: int = 0) -> Callable[[object], int]:
     """Return a parser of durations such as `500ms`, `6s`, `5m`, `72h`, `40d`, to ms, at least `lowest_ms`.
 
-    Only a number of Python's may lack the unit and is one of seconds: a text such as `10` or `1:30` may mean anything.
+    Only a Python number may lack the unit, and means seconds: a text such as `10` or `1:30` may mean anything.
     """
 
     def parse(value: object) -> int:
@@ -141,7 +141,7 @@ def size(value: object) -> int:
 
 
 def _loaded(value: object) -> object:
-    """A map as a file has it, or as text in YAML, from a command line or the environment."""
+    """The value as a file has it; a text in YAML, from a command line or the environment, is parsed."""
     return yaml_texts.load(value) if isinstance(value, str) else value
 
 
@@ -221,7 +221,7 @@ def targets(value: object) -> dict[str, str]:
 
 
 _BY = ("keys", "message_id")
-"""What may be the name of a message."""
+"""Columns that may be the name of a message."""
 _DEDUP = ("by", "window")
 
 
@@ -232,12 +232,12 @@ class Dedup(NamedTuple):
     window_ms: int
 
     def __repr__(self) -> str:
-        """As a configuration has it."""
+        """The text of a configuration."""
         return f"{{by: {self.by}, window: {duration_text(self.window_ms)}}}"
 
 
 def dedups(value: object) -> dict[str, Dedup]:
-    """Parse a map of destination topics to what is a name there, and how long it is held, in ms."""
+    """Parse a map of destination topics to the column that is a name there, and how long it is held, in ms."""
     value = _loaded(value)
     try:
         if not isinstance(value, dict):

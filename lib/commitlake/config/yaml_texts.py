@@ -1,4 +1,4 @@
-"""YAML whose plain values stay the texts that they are: to YAML 1.1 `010` is 8, `1:30` is 90 and `on` is true."""
+"""YAML whose plain values stay texts: in YAML 1.1 `010` is 8, `1:30` is 90 and `on` is true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Texts(yaml.SafeLoader):
     }
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A map as it is written, before the keys of others are merged into it."""
+        """Checks the keys of a map as it is written, before the keys of others are merged into it."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -38,7 +38,7 @@ def _check(key: yaml.Node, lines: dict[str, int]) -> None:
 
 
 def key_problem(error: yaml.YAMLError) -> str | None:
-    """What is wrong with a key; None where the text is no YAML: what PyYAML says then may show a password."""
+    """The problem of a key; None where the text is not YAML, since PyYAML's message may then show a password."""
     return error.problem if type(error) is yaml.MarkedYAMLError else None
 
 
@@ -46,6 +46,6 @@ def load(text: str) -> Any:
     """Read YAML: maps, lists, texts and nulls.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or a key is there twice or is no text (`key_problem`).
+        yaml.YAMLError: it is not YAML, or a key is there twice or is no text (`key_problem`).
     """
     return yaml.load(text, _Texts)

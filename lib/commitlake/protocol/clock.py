@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Time since the machine started, also while it slept: a clock that nobody can set. Linux has it, others do without."""
+"""Time since the machine started; nobody can set this clock. On Linux it includes time asleep."""
 
 
 def now_ms() -> int:
@@ -16,16 +16,16 @@ def now_ms() -> int:
 
 
 def as_datetime(at_ms: float) -> datetime:
-    """The time of so many ms since epoch, UTC."""
+    """`at_ms` (ms since epoch) as a datetime in UTC."""
     return datetime.fromtimestamp(at_ms / 1_000, UTC)
 
 
 class BrokerClock:
-    """Kafka's time, by which ages and due times count: it runs on from the append time of a record.
+    """Kafka's time, by which ages and due times count. It advances from the append time of the last record.
 
-    The clock of the driver decides nothing, so one that is a day ahead for a moment ends no transaction. This one is
-    never ahead of the broker's, which had stored the record before its acknowledgement came. Before the first record it
-    is the driver's.
+    The driver's clock decides nothing: if it is a day ahead for a moment, no transaction ends. This clock is never
+    ahead of the broker's, because the broker stored the record before the acknowledgement arrived. Before the first
+    record it shows the driver's time.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class BrokerClock:
         self._lock, self._told_ms = threading.Lock(), 0
 
     def set(self, appended_ms: int) -> None:
-        """Takes the append time (ms since epoch, UTC) of a record that was acknowledged right now."""
+        """Sets the clock to the append time (ms since epoch, UTC) of a record that was acknowledged right now."""
         self._ahead_ms = appended_ms - _running_ms()
 
     def now_ms(self) -> int:
@@ -41,7 +41,7 @@ class BrokerClock:
         return _running_ms() + self._ahead_ms
 
     def onward_ms(self, least: int = 0) -> int:
-        """The same, but never before `least` or what this has returned yet, though `set` puts the clock back."""
+        """The same, but never less than `least` or an earlier result, even after `set` has moved the clock back."""
         with self._lock:
             self._told_ms = max(self._told_ms, self.now_ms(), least)
             return self._told_ms

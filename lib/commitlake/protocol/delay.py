@@ -1,7 +1,7 @@
-"""What the delay headers of a message mean. All times are whole ms, absolute ones since epoch, UTC.
+"""The meaning of a message's delay headers. All times are whole ms; absolute times are ms since epoch, UTC.
 
-A `DELAY` above 0 takes precedence over the timers; of these the first of `TIMER_DELAY_SEC`, `TIMER_DELAY_MS` and
-`TIMER_DELIVER_MS` that is not negative counts. Every header must be a whole number, also one that does not count.
+A `DELAY` above 0 takes precedence over the timers. Of `TIMER_DELAY_SEC`, `TIMER_DELAY_MS` and `TIMER_DELIVER_MS`, in
+this order, the first that is not negative counts. Every header must be a whole number, even one that does not count.
 `landing.parse` has the same rules as Spark expressions.
 """
 
@@ -25,7 +25,7 @@ class Delay(NamedTuple):
     deliver_at: int | None
 
     def due(self, stored_at: int) -> int:
-        """When a message appended at `stored_at` is due (both ms since epoch, UTC); the past is due at once."""
+        """Due time of a message appended at `stored_at` (both ms since epoch, UTC); a past time means at once."""
         return stored_at + (self.relative_ms or 0) if self.deliver_at is None else self.deliver_at
 
 
@@ -46,7 +46,7 @@ def parse(headers: Mapping[str, str], levels_ms: Sequence[int], max_ms: int, sto
     """Delay of a message appended at `stored_at`, None without one.
 
     Args:
-        headers: the message's headers by name; an empty one is as absent.
+        headers: the message's headers by name; an empty one counts as absent.
         levels_ms: delays of the levels 1, 2, ... in ms; a higher level means the last of them.
         max_ms: `delay.max` in ms.
         stored_at: append time, ms since epoch, UTC; an absolute time is measured from it.
@@ -78,6 +78,6 @@ def _number(name: str, text: str) -> int:
     if not _WHOLE.fullmatch(text):
         msg = f"{name} is {text[:100]!r}; it must be a whole number"
         raise RecordError(msg, "BAD_DELAY")
-    # int() refuses more than 4 300 digits; a delay of 20 digits is too long and a level of 20 the last in any case.
+    # int() refuses more than 4 300 digits, so 20 are kept: enough for a delay that is too long, or for the last level.
     digits = text.lstrip("+-0")[:20] or "0"
     return -int(digits) if text.startswith("-") else int(digits)

@@ -1,4 +1,4 @@
-"""Durations as people give them: texts such as `500ms`, `6s`, `5m`, `72h`, `40d`, numbers of seconds, `timedelta`."""
+"""Durations as users write them: texts such as `500ms`, `6s`, `5m`, `72h`, `40d`, numbers of seconds, `timedelta`."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def duration_ms(given: object) -> int | None:
     if isinstance(given, int | float) and not isinstance(given, bool):
         return round(given * 1_000) if given >= 0 and given * 1_000 < math.inf else None
     if given == "0":
-        return 0  # in every unit
+        return 0  # zero needs no unit
     found = _DURATION.fullmatch(given) if isinstance(given, str) else None
     return int(found[1]) * _UNITS_MS[found[2]] if found else None
 
 
 def duration_text(ms: int) -> str:
-    """A length as a configuration has it, in the largest unit that divides it."""
+    """A length as text for a configuration, in the largest unit that divides it."""
     unit = next((unit for unit, size in reversed(_UNITS_MS.items()) if ms and ms % size == 0), "s")
     return f"{ms // _UNITS_MS[unit]}{unit}"
 
 
 def seconds(name: str, given: object) -> float:
-    """Length in s.
+    """Length of a `Duration` in s.
 
     Args:
-        name: of the argument, for the error.
-        given: what should be a `Duration`.
+        name: the argument's name, for the error.
+        given: a `Duration`, or a value of the user's that should be one.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: `given` is not a `Duration`, or too long.
     """
     ms = duration_ms(given)
     if ms is None or ms > _MOST_MS:

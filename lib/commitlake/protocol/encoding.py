@@ -10,14 +10,15 @@ from typing import Any, NamedTuple, NoReturn
 from commitlake.errors import RecordError
 
 MAX_ID_LENGTH = 255
-LATEST_BORN_MS = (2**63 - 1) // 1_000_000
 """Characters of a message id, a transaction id or a producer group."""
+LATEST_BORN_MS = (2**63 - 1) // 1_000_000
 OFFSET_BITS = 48
-"""A position as one 64-bit number, its *coordinate*, has the queue above and the offset in these bits. At 1 000 records
-a second a queue has enough offsets for 8 900 years. `tables.columns` and `statemachine.rows` build it."""
+"""A position's *coordinate* is one 64-bit number: the offset in these lower bits, the queue above them. They last a
+queue 8 900 years at 1 000 records a second. `tables.columns` and `statemachine.rows` build coordinates."""
 MAX_OFFSET = 2**OFFSET_BITS - 1
 MAX_QUEUE = 2 ** (63 - OFFSET_BITS) - 1
-"""Not `kafka.queues`: partitions may be added by hand, and an op about one of those is not malformed."""
+"""The largest queue of a coordinate. `kafka.queues` is no limit here: partitions may be added by hand, and an op about
+one of them is not malformed."""
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -36,7 +37,7 @@ class Position(NamedTuple):
         """Read `<queue>-<offset>`.
 
         Raises:
-            RecordError: `text` is anything else.
+            RecordError: `text` has another form, or is out of range.
         """
         found = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,18})", text)
         if not found or int(found[1]) > MAX_QUEUE or int(found[2]) > MAX_OFFSET:
@@ -46,10 +47,10 @@ class Position(NamedTuple):
 
     @classmethod
     def checked(cls, queue: object, offset: object) -> Position:
-        """A position of two numbers out of JSON.
+        """A position from two numbers of a JSON text.
 
         Raises:
-            RecordError: they are anything else, also `true`, 1.0, or out of range.
+            RecordError: one is not an integer, such as `true` or 1.0, or is out of range.
         """
         if type(queue) is int and type(offset) is int and 0 <= queue <= MAX_QUEUE and 0 <= offset <= MAX_OFFSET:
             return cls(queue, offset)
@@ -68,7 +69,7 @@ def to_json(content: object) -> bytes:
 
 
 def from_json(value: bytes | None, reason: str | None, *, is_strict: bool = False) -> Any:
-    """Read UTF-8 JSON, or raise `RecordError` with `reason`; strict, it has no name twice in an object, and no NaN."""
+    """Read UTF-8 JSON, or raise `RecordError` with `reason`; `is_strict` rejects NaN and a name twice in an object."""
     rules: dict[str, Any] = {"object_pairs_hook": _once_each, "parse_constant": _no_number} if is_strict else {}
     try:
         return json.loads((value or b"").decode(), **rules)
@@ -91,7 +92,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def to_headers(own: Mapping[str, object], properties: Mapping[str, str]) -> list[tuple[str, bytes]]:
-    """Header list: user properties first, then the protocol's own; those that are None are left out.
+    """Header list: user properties first, then the protocol's own headers. Headers that are None are left out.
 
     Raises:
         RecordError: a name or a value can't be written.
@@ -101,7 +102,7 @@ def to_headers(own: Mapping[str, object], properties: Mapping[str, str]) -> list
 
 
 def _header_name(name: str) -> str:
-    """A name without NUL, where librdkafka ends it: what is left may be a header of the protocol."""
+    """Rejects a name with NUL: librdkafka cuts it there, and the rest may be the name of a protocol header."""
     if b"\0" in utf8(name):
         msg = f"property {name[:100]!r} has a NUL in its name; remove it"
         raise RecordError(msg)
@@ -114,7 +115,7 @@ def texts(headers: Headers) -> dict[str, str]:
 
 
 def plain_text(text: str) -> str:
-    """A `str`, of one of a subclass its content: `str()` of a member of `class Topic(str, Enum)` is its name."""
+    """The content of a `str`; `str()` would return the name of a member of `class Topic(str, Enum)`."""
     return str.__str__(text)
 
 
@@ -128,16 +129,16 @@ def utf8(text: str) -> bytes:
 
 
 def natural(text: str | None) -> int | None:
-    """A whole number from 0 up; anything else is as absent."""
+    """A whole number from 0 up; None for anything else."""
     return int(text) if text and re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def born_ms(text: str | None) -> int | None:
-    """When a message was made, ms since epoch, UTC; absent beyond the year 2262, where pandas and Arrow's ns end."""
+    """When a message was made, ms since epoch, UTC; None after the year 2262, where the ns of pandas and Arrow end."""
     number = natural(text)
     return None if number is None or number > LATEST_BORN_MS else number
 
 
 def positions(listed: Iterable[Position]) -> list[dict[str, int]]:
-    """Positions as they are in JSON."""
+    """Positions as JSON objects."""
     return [position._asdict() for position in listed]

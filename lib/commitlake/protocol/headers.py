@@ -1,4 +1,4 @@
-"""The names of the Kafka headers, and who owns which. They are RocketMQ's where it has one."""
+"""The names of the Kafka headers, and who owns which. Where RocketMQ has a name for a header, it is used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A batch: several messages for one topic in one Kafka record, so that all of them land or none does.
 
-Its value has one of two forms. Joined, the bodies follow a head as they are: 1 000 members of 256 B take 1.04 times
-their bytes. As JSON, with bodies in base64, they take 1.65 times; coordinators of version 4 of the contract read only
-that.
+Its value has one of two forms. The joined form is a head, then the bodies unchanged: 1 000 members of 256 B take 1.04
+times their bytes. The JSON form has the bodies in base64, and takes 1.65 times their bytes. Coordinators of version 4
+of the contract read only the JSON form.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from commitlake.protocol import headers
 from commitlake.protocol.encoding import to_json
 
 MOST_MEMBERS = 1 << 16
-"""Of the joined form: a member may take 5 bytes there, and its id 255 characters in the tables."""
+"""Limit of the joined form: a member may take only 5 bytes there, but its id 255 characters in the tables."""
 MOST_KEY_BYTES = 64 << 20
-"""Of the record's key, once for each member: each row has it, and 65 536 members with 900 kB would be 59 GB."""
+"""Limit of the key's bytes times the members. Each member's row has the key: 65 536 rows of 900 kB would be 59 GB."""
 T = TypeVar("T")
 
 
@@ -31,14 +31,14 @@ class Member(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """The value of a batch record, and how many of its bytes come before the bodies."""
+    """The value of a batch record, and the number of its bytes before the bodies."""
 
     value: bytes
     head: int
 
 
 def member_id(batch_id: str, index: int) -> str:
-    """The id of a member, from 0, of the joined form that names none; `batch_id` is the record's `UNIQ_KEY`."""
+    """The id of a joined form's member that names none; `index` is from 0, `batch_id` the record's `UNIQ_KEY`."""
     return f"{batch_id}-{index}"
 
 
@@ -49,7 +49,7 @@ def most_members(sharding_key: bytes | None, *, is_joined: bool) -> int:
 
 
 def join(members: Sequence[Member], batch_id: str) -> Joined:
-    """The joined form; an id that `member_id` gives back is left out."""
+    """The joined form; a member's id is left out where `member_id` returns the same."""
     ends = list(accumulate(len(member.body) for member in members))
     properties = [_without_own_id(member, member_id(batch_id, at)) for at, member in enumerate(members)]
     head = to_json({"ends": ends, "properties": properties})
@@ -57,7 +57,7 @@ def join(members: Sequence[Member], batch_id: str) -> Joined:
 
 
 def pack(members: Iterable[Member]) -> bytes:
-    """The form that is JSON."""
+    """The JSON form."""
     return to_json({"messages": [_entry(member) for member in members]})
 
 
@@ -73,14 +73,14 @@ def split(
 
     Args:
         items: messages of any kind.
-        member: what an item is in a batch; in the joined form without `UNIQ_KEY` where `member_id` gives its id.
+        member: makes an item's member; in the joined form without `UNIQ_KEY` where `member_id` returns the same id.
         most: the largest value of a batch record, in bytes.
-        is_joined: whether it is for the joined form.
-        sharding_key: the key of the records, the longest where they have several.
+        is_joined: whether the batches have the joined form.
+        sharding_key: the key of the records; the longest one where they have several.
 
     Raises:
-        RecordError: before anything is yielded: `BODY_TOO_LARGE` when one item alone is larger, `BAD_BATCH` when no
-            batch can have the key.
+        RecordError: before anything is yielded: `BODY_TOO_LARGE` when one item alone exceeds `most`, `BAD_BATCH` when
+            the key is too long for any batch.
     """
     measured, wrapping = (_joined_size, _HEAD) if is_joined else (_json_size, _WRAPPING)
     sizes = [measured(member(item)) for item in items]
@@ -104,12 +104,12 @@ class _Size(NamedTuple):
     is_joined: bool
 
     def behind(self, bodies: int) -> int:
-        """All of them, also its end, behind so many bytes of other bodies."""
+        """Bytes that the member adds after `bodies` bytes of other bodies; the joined form also has its end."""
         return self.fixed + self.body + (len(str(bodies + self.body)) if self.is_joined else 0)
 
 
 _WRAPPING = len(b'{"messages":[]}') - 1
-"""Around the members; no comma follows the last one."""
+"""Bytes around the members, less one: no comma follows the last member."""
 _HEAD = len(b'{"ends":[],"properties":[]}') - 2
 
 
@@ -140,7 +140,7 @@ def _entry(member: Member) -> dict[str, object]:
 
 
 def _without_own_id(member: Member, own_id: str) -> dict[str, str]:
-    """The properties, without an id that goes without saying."""
+    """The properties; `UNIQ_KEY` is left out where it equals `own_id`."""
     named = dict(member.properties)
     if named.get(headers.UNIQ_KEY) == own_id:
         del named[headers.UNIQ_KEY]

@@ -1,6 +1,7 @@
-"""The rule: of the messages of a topic that have the same name, the first to become visible holds it (contract 4.12).
+"""The rule: of a topic's messages with the same name, the first to become visible holds the name (contract 4.12).
 
-A name is its 64-bit hash, so no key leaves Spark. Of 20 million names two have the same hash once in 90 000 times.
+Names are compared by 64-bit hashes, so no key leaves Spark. The chance that two of 20 million names share a hash is
+1 in 90 000.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 
 MARGIN_MS = 600_000
-"""How much longer than its window a name is kept: a batch's time is that of its begin, and clocks are corrected."""
+"""Names are kept this much longer than their window: a batch's time is that of its start, and clocks get corrected."""
 _RECENT = 250_000
-"""Names that are inserted one round at a time, some 5 ms; then they join the others, 0.5 s for 20 million."""
+"""Each round inserts its names among at most so many, in some 5 ms. Once there are more, they are merged with all
+others, in 0.5 s for 20 million."""
 
 
 class Claims(NamedTuple):
-    """Messages that would become visible, or have: columns of one length.
+    """Messages that have become visible, or are about to: columns of one length.
 
     Attributes:
         name: hash of the name.
@@ -35,7 +37,7 @@ class Claims(NamedTuple):
     at: Longs
 
     def chosen(self, which: npt.NDArray[np.generic]) -> Claims:
-        """Some of them."""
+        """The claims that `which` selects, as a mask or as indices."""
         return Claims(*(column[which] for column in self))
 
 
@@ -52,7 +54,7 @@ NOBODY = Claims(*(np.empty(0, np.int64) for _ in range(3)))
 class Names:
     """The names that a topic has shown, each with the messages that hold it: 24 bytes a name.
 
-    A message may come with a wrong time. That decides how long it holds its own names, and forgets no others.
+    A message may have a wrong time. Its time decides only how long it holds its own names; no other name is forgotten.
 
     Args:
         window_ms: how long a message holds its name.
@@ -65,17 +67,18 @@ class Names:
         self._recent = NOBODY
 
     def __len__(self) -> int:
-        """How many there are, some of them expired."""
+        """Number of names, expired ones included that are not forgotten yet."""
         return len(self._old.name) + len(self._recent.name)
 
     def claim(self, claims: Claims, now: int) -> ClaimResult:
-        """Give names to messages, the first come first; those that get theirs hold it from now on.
+        """Give each name to the first message that claims it; that message holds it from now on.
 
-        A record is refused whole. One that holds its name already, since it was written before a kill, gets it again.
+        A record is refused as a whole. A record that holds its name already, because it was written before a kill,
+        gets it again.
 
         Args:
             claims: in order of precedence, members of a batch one after the other.
-            now: ms since epoch, UTC, which no message's time moves: what has expired by then may be forgotten.
+            now: ms since epoch, UTC, which is no message's time; names that have expired by then may be forgotten.
         """
         held, again = self._holders(claims)
         verdict = ClaimResult(held.refused & ~again, np.where(again, 0, held.holder))
@@ -85,7 +88,7 @@ class Names:
         return verdict
 
     def _holders(self, claims: Claims) -> tuple[ClaimResult, Flags]:
-        """Whether the newest message of a name holds it yet, and whether one of them is the claim's own."""
+        """Whether a name's newest message still holds it, and whether any of its messages is the claim's own."""
         size = len(claims.name)
         verdict, again = ClaimResult(np.zeros(size, bool), np.zeros(size, np.int64)), np.zeros(size, bool)
         for names in (self._old, self._recent):  # where both have a name, the recent one is the newer
@@ -93,7 +96,7 @@ class Names:
             at = _same(names, found, claims, np.arange(size))
             live = at[claims.at[at] - names.at[found[at]] < self._window_ms]
             verdict.refused[live], verdict.holder[live] = True, names.place[found[live]]
-            while len(at):  # few names have two
+            while len(at):  # a name may have several messages; few have more than one
                 again[at] |= names.place[found[at]] == claims.place[at]
                 found[at] -= 1
                 at = _same(names, found, claims, at)
@@ -107,20 +110,20 @@ class Names:
 
 
 def _same(names: Claims, found: Places, claims: Claims, at: Places) -> Places:
-    """Of some claims those whose name stands where it was found."""
+    """The indices in `at` of claims whose name really stands at the place in `found`."""
     there: Places = at[found[at] >= 0]
     same: Places = there[names.name[found[there]] == claims.name[there]]
     return same
 
 
 def _merged(old: Claims, new: Claims) -> Claims:
-    """Both, sorted by name; of equal names the new one is the last."""
+    """Old and new claims, sorted by name; of equal names the new one is the last."""
     at = np.searchsorted(old.name, new.name, side="right")
     return Claims(*(np.insert(mine, at, theirs) for mine, theirs in zip(old, new, strict=True)))
 
 
 def _settle(claims: Claims, verdict: ClaimResult, new: Places, window_ms: int) -> None:
-    """One record after the other, of the new ones that could meet a name: few, unless a flood repeats itself."""
+    """Decide record by record where a name is held or claimed twice: few records, unless a flood repeats itself."""
     _, number, times = np.unique(claims.name, return_inverse=True, return_counts=True)
     doubtful = np.isin(claims.place, claims.place[verdict.refused | (times[number] > 1)])
     taken: dict[int, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""A transaction of PostgreSQL as a half message names it, and what a server's answer says of it (contract 4.13)."""
+"""A transaction of PostgreSQL as a half message names it, and the decision in a server's answer (contract 4.13)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ TRANSACTION = "postgresql.transaction"
 IN_PROGRESS = "in progress"
 _FORM = re.compile(r"(-?\d{1,19})/(\d{1,10})/(\d{1,19})", re.ASCII)
 _FIRST_XID = 3
-"""Those below are PostgreSQL's own, and always committed."""
+"""Lower xids are PostgreSQL's own, and always committed."""
 _MOST_XID = (1 << 63) - 1
 
 SYSTEM = "(SELECT system_identifier::text FROM pg_control_system())"
 TIMELINE = "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
-"""The timeline that is written now, as hexadecimal digits. pg_control_checkpoint() has the old one until the first
-checkpoint after a promotion."""
+"""The timeline to which the server writes now, in hexadecimal digits. After a promotion pg_control_checkpoint() returns
+the old one until the first checkpoint."""
 _QUESTION = f"""
 SELECT {SYSTEM}, CASE WHEN NOT pg_is_in_recovery() THEN {TIMELINE} END, xid,
        CASE WHEN pg_is_in_recovery() THEN NULL
@@ -37,12 +37,12 @@ class Xact(NamedTuple):
     xid: int
 
     def __str__(self) -> str:
-        """As the property has it."""
+        """The value of the user property."""
         return f"{self.system}/{self.timeline}/{self.xid}"
 
 
 class Answer(NamedTuple):
-    """A server's answer for one xid: what it is, its timeline (None: a replica), and what `pg_xact_status` says."""
+    """A server's answer for one xid: its system identifier and timeline (None: a replica), and the xid's status."""
 
     system: str
     timeline: int | None
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def xact(system: str, timeline: str, xid: str) -> Xact:
-    """A transaction as a server tells it, the timeline as `TIMELINE`."""
+    """A transaction from the texts of a server; `timeline` is the result of `TIMELINE`."""
     return Xact(system, int(timeline, 16), int(xid))
 
 
@@ -59,7 +59,7 @@ def xact_of(text: str) -> Xact:
     """The transaction that a half message names.
 
     Raises:
-        RecordError: it names none; whoever may write to `half` can send anything.
+        RecordError: `text` names none; a client that may write to `half` can send any text.
     """
     match = _FORM.fullmatch(text)
     if match is None or not _FIRST_XID <= int(match[3]) <= _MOST_XID:
@@ -69,16 +69,16 @@ def xact_of(text: str) -> Xact:
 
 
 def question(xids: Iterable[int]) -> str:
-    """SQL whose rows `answer_of` reads, in one statement, so that one server answers all of it.
+    """SQL whose rows `answer_of` reads. It is one statement, so that one server answers all of it.
 
-    What no snapshot can see yet is in progress, or was never here: `pg_xact_status` would refuse one in the future, and
-    all others with it.
+    An xid from the snapshot's xmax on is reported as in progress; it may also have never been here. `pg_xact_status`
+    rejects an xid in the future, and the whole statement would fail.
     """
     return _QUESTION.format(xids=",".join(map(str, xids)))
 
 
 def answer_of(system: str, timeline: str | None, xid: str, status: str | None) -> Answer:
-    """A row of `question`."""
+    """The answer in a row of `question`."""
     return Answer(system, None if timeline is None else int(timeline, 16), int(xid), status)
 
 

@@ -18,7 +18,7 @@ def encode_handle(recall: RecallRecord) -> str:
 
 
 def decode_handle(handle: str) -> RecallRecord:
-    """What `handle` names.
+    """The recall of the delayed message that `handle` names.
 
     Raises:
         RefusedSend: it is not a handle of this version.

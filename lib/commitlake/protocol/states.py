@@ -1,7 +1,7 @@
 """The vocabulary of the coordinator: states, reasons, refusals, sources, and the kinds of rows and events.
 
-Spark carries the numbers, the tables hold the names, which are the contract's and never change. Nor do the numbers of
-`Kind` and `Source`: the internal table `reentries` holds those.
+Spark carries the numbers, and the tables hold the names. The names belong to the contract and never change. The numbers
+of `Kind` and `Source` never change either, since the internal table `reentries` holds them.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Refusal(IntEnum):
 
 
 class Ruling(IntEnum):
-    """What becomes of an unmatched op or part that is not refused."""
+    """The verdict on an unmatched op or part that is not refused."""
 
     NOTHING = 0
     AGAIN = -2
-    """Its message may still land, or ends in this batch: it comes again, and waits on."""
+    """Its message may still land, or ends in this batch: it goes back to its segment, and waits on."""
     ACCEPT = -3
     """A RESUME that reopens its transaction."""
     FOLLOW = -4
@@ -67,9 +67,9 @@ class Ruling(IntEnum):
 
 
 OFFSET_USED_BEFORE = "OFFSET_USED_BEFORE"
-"""A reason in `rejected`, of a record whose offset names another one: it says nothing about the op at that offset."""
+"""A reason in `rejected`: the offset was another record's before. Such a row does not concern the op at that offset."""
 DUPLICATE_OF = "DUPLICATE_OF"
-"""A reason in `rejected` that `topics.dedup` asks for; all others are mistakes."""
+"""A reason in `rejected` that is wanted, with `topics.dedup`; all other reasons are mistakes."""
 LANDING_REASONS = (
     OFFSET_USED_BEFORE,
     *("MISSING_REAL_TOPIC", "MISSING_UNIQ_KEY", "MISSING_PRODUCER_GROUP", "ILLEGAL_TOPIC", "TOPIC_NOT_ALLOWED"),
@@ -89,7 +89,7 @@ class Source(IntEnum):
 
 
 class Kind(IntEnum):
-    """What an input row of a segment is."""
+    """The kind of an input row of a segment."""
 
     HALF = 0
     PART = 1
@@ -111,7 +111,7 @@ class Kind(IntEnum):
 
 
 class Event(IntEnum):
-    """What a segment reports in a batch."""
+    """The kind of an output row of a segment."""
 
     DECIDED = 1
     """A half message reached its end: `transactions`."""
@@ -124,8 +124,8 @@ class Event(IntEnum):
     REFUSED = 5
     """An op that certainly changes nothing: `rejected`."""
     UNMATCHED_OP = 6
-    """An op without an open message: its resolution reads the tables, which know what the message became."""
+    """An op without an open message: its resolution reads in the tables how the message ended."""
     UNMATCHED_PART = 7
-    """A further half message without an open first one: its resolution reads what the first became."""
+    """A further half message without an open first one: its resolution reads how the first one ended."""
     NEXT_DUE = 8
     """When the segment has to be called next."""

@@ -20,7 +20,6 @@ RETRY_PREFIX = "%RETRY%"
 
 
 def _is_system(topic: str) -> bool:
-    """Whether the name is one that no producer may use."""
     return topic.startswith(SYSTEM_PREFIX) or topic in SYSTEM_TOPICS
 
 
@@ -63,11 +62,12 @@ def check_admitted(topic: str, allowed: Sequence[str], known: Collection[str], m
 
 
 _VISIBLE = "topic."
-"""Before a name that begins with `_`: what does is hidden to Spark and Hive, or Delta's own, as `_samples`."""
+"""Prefix where a topic's name begins with `_`: Spark and Hive hide such a directory, or it is Delta's own, as
+`_samples` is."""
 
 
 def plain_name(topic: str) -> str:
-    """The topic's name without `%`, which Hadoop would decode; no topic's name has a `~`."""
+    """The topic's name with `~` for `%`, which Hadoop would decode; no topic's name has a `~`."""
     return topic.replace("%", "~")
 
 
@@ -77,9 +77,9 @@ def path_name(topic: str) -> str:
 
 
 def older_path_name(topic: str) -> str | None:
-    """Name of the directory that an older version gave to a topic, where that is another one.
+    """Name of the directory that an older version gave to a topic; None where it is the same.
 
-    Delta takes none of the name `_samples` for a table.
+    None for `_samples`, too: Delta takes no directory of that name for a table.
     """
     return plain_name(topic) if topic.startswith("_") and topic != "_samples" else None
 
@@ -90,6 +90,6 @@ def from_path_name(name: str) -> str:
 
 
 def has_twin(topic: str, known: Collection[str]) -> bool:
-    """Whether a catalog, or a file system that ignores case, takes another one of these topics for `topic`."""
+    """Whether a catalog, or a file system that ignores case, takes another of the `known` topics for `topic`."""
     folded = topic.lower()
     return any(other != topic and other.lower() == folded for other in known)

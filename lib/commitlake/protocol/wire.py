@@ -1,8 +1,8 @@
 """The Kafka records of the protocol, and the bytes of each.
 
-Pure: no Kafka client, no Spark. Here are the encoders of all that Python writes, and the decoders of what producers
-read. Coordination builds check requests, and landing reads all other records, in the JVM: `coordination.check_requests`
-and `landing.parse`.
+Pure: no Kafka client, no Spark. This file has the encoders of all records that Python writes, and the decoders of those
+that producers read. In the JVM, coordination builds check requests (`coordination.check_requests`), and landing reads
+all other records (`landing.parse`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Encoded(NamedTuple):
     """A Kafka record as its bytes.
 
     Attributes:
-        key: None for none.
+        key: None where the record has no key.
         value: the value.
         headers: names and values, in order.
     """
@@ -87,7 +87,7 @@ class HalfRecord(MessageRecord):
     Attributes:
         transaction_id: 1 to 255 characters, the same on all half messages of a transaction.
         first_half: on a part, the position of the transaction's first half message.
-        check_immunity_s: no check before the half message is that old, in s.
+        check_immunity_s: age in s before which the half message is not checked.
     """
 
     transaction_id: str
@@ -321,7 +321,7 @@ def _message_headers(record: MessageRecord) -> dict[str, object]:
 
 
 def _positions(listed: str) -> tuple[Position, ...]:
-    """Checked as landing checks those of an op, so that nobody else's record in `check` can break an answer."""
+    """Positions, checked as landing checks those of an op: a foreign record in `check` must not break an answer."""
     found = from_json(listed.encode(), None)
     if not isinstance(found, list) or not 1 <= len(found) <= MAX_HALF_MESSAGES:
         msg = f"HALF_MESSAGES lists no 1 to {MAX_HALF_MESSAGES} positions"
@@ -330,7 +330,7 @@ def _positions(listed: str) -> tuple[Position, ...]:
 
 
 def _short(text: str) -> str:
-    """An id as long as landing lets one be: an answer that repeats a longer one would be too large for Kafka."""
+    """An id, if landing allows its length: an answer that repeats a longer one could be too large for Kafka."""
     if 1 <= len(text) <= MAX_ID_LENGTH:
         return text
     msg = f"{text[:50]!r} has {len(text)} characters, allowed are 1 to {MAX_ID_LENGTH}"

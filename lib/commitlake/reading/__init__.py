@@ -1,4 +1,4 @@
 """Delta tables without Spark, for consumers and for questions that people ask.
 
-Begin with `table.py`. It follows Delta's protocol for readers: a feature that it does not know is an error by name.
+Begin with `table.py`. It follows Delta's protocol for readers: an unknown feature is an error that names it.
 """

@@ -1,6 +1,6 @@
-"""What is wrong with a local Delta table: files of its log that are missing or cut, data files that are.
+"""Damage of a local Delta table: files of its log, or data files, that are missing or cut.
 
-Libraries tell it in hundreds of lines, or, of a newest commit that is empty as after a power cut, not at all.
+Libraries report damage in hundreds of lines. A newest commit that is empty, as after a power cut, they do not report.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _UNDAMAGED = {
     "Too many open files": "raise `ulimit -n`",
     "Permission denied": "run this as a user that may read it, such as the coordinator's",
 }
-"""What to do about what is no damage."""
+"""Remedies for errors that are no damage, by a part of their text."""
 _NEWEST = 20
-"""Commits of a table that a start reads to see whether they are cut; of thousands of tables more would take long."""
+"""Commits of a table that a start reads to see whether they are cut; with thousands of tables more would take long."""
 _COMMIT, _CHECKSUM = re.compile(r"\d{20}\.json"), re.compile(r"\d{20}\.crc")
 _STACK, _COLOURS = re.compile(r"\s*\d+: "), re.compile(r"\x1b\[\d*m|↳")
 _DATA = re.compile(r"/[^'\"]*\.parquet")
@@ -29,21 +29,21 @@ _CHECKPOINT = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
 
 
 def told(place: Path | str, what: str) -> str:
-    """The error of a table in which something is wrong."""
+    """The text of the error for a damaged table."""
     return f"the table at {place} is damaged: {what}; {REMEDY}"
 
 
 def of_topic(place: Path | str) -> str:
-    """The error of a topic whose table is not there."""
+    """The text of the error for a listed topic whose table does not exist."""
     return f"there is no table at {place}, which `destinations` lists; {REMEDY}"
 
 
 def of_reading(reason: str) -> str:
-    """The error of a file with rows that can't be read."""
+    """The text of the error for a data file that can't be read."""
     if named := _DATA.search(reason):
         try:
             Path(named[0]).stat()
-        except PermissionError as error:  # DuckDB takes it for one that is not there
+        except PermissionError as error:  # DuckDB reports such a file as missing
             reason = str(error)
         except OSError:
             pass
@@ -51,7 +51,7 @@ def of_reading(reason: str) -> str:
 
 
 def refuse(warehouse: Path, names: Iterable[str]) -> None:
-    """Looks at the logs of the tables of a local warehouse: of these, and of all topics.
+    """Checks the logs of tables of a local warehouse: of those in `names`, and of all topics.
 
     Raises:
         WarehouseError: one of them is damaged.
@@ -63,18 +63,18 @@ def refuse(warehouse: Path, names: Iterable[str]) -> None:
 
 
 def of_log(place: Path) -> str:
-    """What is wrong with the log of a table, empty where nothing is seen, also where there is none at all.
+    """The damage of a table's log; empty where none is found, or where there is no table at all.
 
-    Who writes may do so just now, so what is wrong is looked at twice.
+    A process may write to it just now, so a log that looks damaged is checked twice.
     """
     try:
         return (_of_log(place) and _of_log(place)) or ""
-    except OSError:  # whoever opens the table is told
+    except OSError:  # reported when the table is opened
         return ""
 
 
 def is_empty(place: Path, version: int) -> bool:
-    """Whether the log has nothing for a version, which libraries take for a commit of nothing."""
+    """Whether the commit of a version is an empty file, which libraries take for a commit without actions."""
     try:
         return _file(place / "_delta_log", version).stat().st_size == 0
     except OSError:  # a checkpoint has it
@@ -82,13 +82,13 @@ def is_empty(place: Path, version: int) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """What a library written in Rust says, on one line: without its colours, and the stack that may follow."""
+    """The error text of a library written in Rust, on one line, without its colours and the stack that may follow."""
     lines = takewhile(lambda line: not _STACK.match(line), str(error).splitlines())
     return " ".join(_COLOURS.sub("", line).strip() for line in lines).strip()
 
 
 def remedy(reason: str, otherwise: str = REMEDY) -> str:
-    """What to do about something that can't be read."""
+    """The remedy for a table or file that can't be read."""
     return next((told for sign, told in _UNDAMAGED.items() if sign in reason), otherwise)
 
 
@@ -131,7 +131,7 @@ def _is_commit(file: Path, is_read: bool) -> bool:
 
 
 def of_files(place: Path, sizes: Iterable[tuple[str, int]]) -> str:
-    """What is wrong with data files, by their sizes: the first one that is missing or has another; empty where none."""
+    """The damage of the first data file that is missing or has another size; empty where there is none."""
     for path, size in sizes:
         try:
             found = (place / path).stat().st_size

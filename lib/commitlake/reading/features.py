@@ -1,4 +1,4 @@
-"""Table features of Delta's protocol that change how the files of a table are read; the others are refused by name."""
+"""Table features of Delta's protocol that change how the files of a table are read; others are rejected by name."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from commitlake.errors import WarehouseError
 Numbers = npt.NDArray[np.integer[Any]]
 _READ = ("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint", "vacuumProtocolCheck")
 _VECTORS, _WITHOUT_VECTORS = "deletionVectors", ("typeWidening", "vacuumProtocolCheck")
-"""deltalake gives no vectors of a table that has one of the latter."""
+"""deltalake returns no deletion vectors of a table that has one of the latter."""
 _PHYSICAL = b"delta.columnMapping.physicalName"
 
 
 def refuse_unknown(table: DeltaTable, place: str) -> None:
-    """Refuse a table that asks its readers for what is not known here.
+    """Reject a table with a feature for readers that is not known here.
 
     Raises:
-        WarehouseError: it names the features.
+        WarehouseError: the table has one; the error names the features.
     """
     named = {name.removesuffix("-preview") for name in _named(table)}
     unknown = sorted(named - {*_READ})
@@ -41,7 +41,7 @@ def refuse_unknown(table: DeltaTable, place: str) -> None:
 
 
 def columns(table: DeltaTable, place: str) -> tuple[pa.Schema, dict[str, str]]:
-    """The columns of a table, and the names that its files have for those of which they have others.
+    """The columns of a table; and the names in its files, by name, of columns that have another one there.
 
     Raises:
         WarehouseError: a field inside a column has another name in the files.
@@ -61,7 +61,7 @@ def columns(table: DeltaTable, place: str) -> tuple[pa.Schema, dict[str, str]]:
 
 
 def refuse_columns(place: str, names: Iterable[str], needed: Iterable[str]) -> None:
-    """Refuse a topic that lacks columns.
+    """Reject a topic that lacks columns.
 
     Raises:
         WarehouseError: its owner has renamed or dropped one.
@@ -76,10 +76,10 @@ def refuse_columns(place: str, names: Iterable[str], needed: Iterable[str]) -> N
 
 
 def refuse_clone(paths: pa.ChunkedArray, place: str) -> None:
-    """Refuse a table whose log names files of another one.
+    """Reject a table whose log names files of another one.
 
     Raises:
-        WarehouseError: it does.
+        WarehouseError: the table is such a shallow clone.
     """
     if pc.any(pc.match_substring_regex(paths, "^[A-Za-z][A-Za-z0-9+.-]*:/")).as_py():
         msg = (
@@ -89,7 +89,7 @@ def refuse_clone(paths: pa.ChunkedArray, place: str) -> None:
 
 
 def by_logical_names(files: pa.Table, physical: Mapping[str, str]) -> pa.Table:
-    """Files with their statistics, which go by the names in the files, by those of the table."""
+    """`files` with the table's column names; before, statistics have the names that columns have in the files."""
     logical = {name: column for column, name in physical.items()}
     parts = [name.partition(".") for name in files.column_names]
     names = [
@@ -100,11 +100,11 @@ def by_logical_names(files: pa.Table, physical: Mapping[str, str]) -> pa.Table:
 
 
 def deleted(table: DeltaTable, paths: Callable[[], Sequence[str]]) -> dict[str, Numbers]:
-    """Numbers of the rows that deletion vectors take out of files.
+    """Numbers of the rows that deletion vectors take out of files, by file.
 
     Args:
-        table: at its version.
-        paths: of its files, as its log names them.
+        table: the table, at its version.
+        paths: returns the paths of its files, as its log names them.
     """
     if _VECTORS not in _named(table):
         return {}
@@ -116,7 +116,7 @@ def deleted(table: DeltaTable, paths: Callable[[], Sequence[str]]) -> dict[str, 
             by_name.setdefault(unquote(path).rpartition("/")[2], []).append(path)
         for uri, is_left in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
             numbers = np.flatnonzero(~is_left.values.to_numpy(zero_copy_only=False).astype(bool))
-            place = unquote(uri)  # Spark leaves letters such as é in a log as they are, in a URI they are escapes
+            place = unquote(uri)  # in a log Spark leaves letters such as é as they are, in a URI they are escaped
             same = by_name[place.rpartition("/")[2]]
             (path,) = same if len(same) == 1 else (each for each in same if place.endswith(unquote(each)))
             found[path] = numbers

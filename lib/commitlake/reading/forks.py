@@ -1,4 +1,4 @@
-"""What a fork takes along, and what it does not: threads, those of deltalake included."""
+"""Forked processes: a fork does not copy threads, those of deltalake included."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SPAWN = (
 
 
 def refuse_fork() -> None:
-    """Refuse a process that was forked from one that used deltalake, whose threads are missing here.
+    """Reject a process that was forked from one that used deltalake, whose threads are missing here.
 
     Raises:
-        WarehouseError: it was.
+        WarehouseError: this is such a process.
     """
     try:
-        DeltaTable.is_deltatable(tempfile.gettempdir())  # it looks for its threads first; 16 us
+        DeltaTable.is_deltatable(tempfile.gettempdir())  # deltalake looks for its threads first; 16 us
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # which is no Exception, and can't be imported
             raise

@@ -1,4 +1,4 @@
-"""Markers: JSON of a coordinator in the `userMetadata` of its commits; others may write anything there."""
+"""Markers: JSON of a coordinator in the `userMetadata` of its commits; other writers may put anything there."""
 
 from __future__ import annotations
 

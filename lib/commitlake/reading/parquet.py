@@ -16,22 +16,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 _BATCH_ROWS, _BATCH_BYTES = 1_024, 2 << 20
-"""Of what is decoded at once; the bytes by the mean size of the file's rows."""
+"""Limits of the rows that are decoded at once; their bytes are estimated by the mean size of the file's rows."""
 _KEY_BATCH_ROWS = 65_536
 _BUFFER = 256 << 10
 Numbers = npt.NDArray[np.integer[Any]]
 
 
 class ParquetRows:
-    """Reads rows of a file by their numbers. Reading on where the last call ended is cheap, going back is not.
+    """Reads rows of a file by their numbers. To continue where the last call ended is cheap, to go back is not.
 
     Args:
         source: the file.
         schema: of the table; a column that the file lacks is null.
         constants: values of the columns by which the table is partitioned.
         large: a binary column whose values may be large; repeated ones stay in memory once.
-        deleted: numbers of rows that the file has and the table has not; those that are left count from 0.
-        physical: names of columns in the file, where they have others there.
+        deleted: numbers of rows of the file that the table no longer has; the rows that are left count from 0.
+        physical: names in the file, by name, of columns that have another one there.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ParquetRows:
         return int(self._begins[-1]) if self._left is None else len(self._left)
 
     def columns(self, names: Sequence[str], *, are_small: bool = True) -> Iterator[pa.RecordBatch]:
-        """All rows of some columns, batch by batch; of small ones many at once."""
+        """All rows of some columns, batch by batch; of small columns, batches have many rows."""
         given = [name for name in map(self._named, names) if name in self._file.schema_arrow.names]
         batches = self._file.iter_batches(_KEY_BATCH_ROWS if are_small else self._batch_rows, columns=given)
         schema, begin = pa.schema([self._schema.field(name) for name in names]), 0
@@ -104,18 +104,18 @@ class ParquetRows:
                 self._at += self._batch.num_rows if self._batch is not None else 0
                 self._batch = self._conformed(next(self._batches), self._schema)
         except BaseException:
-            self._group = -1  # an iterator that has failed is over, and `_at` is not that of the batch any more
+            self._group = -1  # an iterator that has failed is exhausted, and `_at` no longer fits the batch
             raise
         return self._batch, self._at
 
     def _named(self, column: str) -> str:
-        """Its name in the file."""
+        """The column's name in the file."""
         return self._physical.get(column, column)
 
     def _conformed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """With the columns and types of the schema; dictionaries stay, and so do large values stand once.
+        """The batch with the schema's columns and types; dictionaries stay, so repeated values are in memory once.
 
-        At once: of some types that writers choose, such as `string_view`, Arrow can't take rows.
+        Types change before rows are taken: Arrow can't take rows of some types, such as a writer's `string_view`.
         """
         columns = {}
         for field in schema:
@@ -139,7 +139,7 @@ def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _between(numbers: Numbers, begin: int, count: int) -> Numbers:
-    """Those of `count` rows from `begin` on, counted from there; the numbers ascend."""
+    """The numbers among the `count` rows from `begin` on, counted from `begin`; the numbers ascend."""
     first, last = np.searchsorted(numbers, (begin, begin + count))
     return numbers[first:last] - begin
 
@@ -151,7 +151,7 @@ def _chosen(batch: pa.RecordBatch, indexes: Numbers) -> pa.RecordBatch:
 
 
 def _has_dictionary(metadata: pq.FileMetaData, column: str) -> bool:
-    """Whether values of a column may stand once for many rows, so that decoded ones take any multiple of the file."""
+    """Whether a column's values may be stored once for many rows: decoded, they may take any multiple of the file."""
     for group in range(metadata.num_row_groups):
         chunks = metadata.row_group(group)
         for number in range(chunks.num_columns):

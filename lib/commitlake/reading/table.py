@@ -1,4 +1,4 @@
-"""One Delta table, read by deltalake: its snapshot, the files of it with their statistics, rows of some of them."""
+"""One Delta table, read by deltalake: its snapshot, the snapshot's files with statistics, and rows of some files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TOPICS = "topics/"
 _FIRST_COMMIT = f"_delta_log/{0:020}.json"
 Options = Mapping[str, str] | None
 LATELY_S = 1.0
-"""A look of longer ago is not new enough for anybody."""
+"""A poll of the log that began earlier is too old for every caller."""
 _SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
@@ -65,12 +65,12 @@ def _is_table(place: str) -> bool:
     refuse_fork()
     try:
         return bool(DeltaTable.is_deltatable(place, storage_options(None)))
-    except (DeltaError, OSError):  # whoever opens the other place is told
+    except (DeltaError, OSError):  # reported when the other place is opened
         return False
 
 
 def folders(place: str, options: Options = None) -> list[str]:
-    """Names of what is in a directory; none where it is not there.
+    """Names of the files and directories in a directory; none where it does not exist.
 
     Raises:
         WarehouseError: deltalake can't read what is there.
@@ -83,10 +83,10 @@ def folders(place: str, options: Options = None) -> list[str]:
 
 
 def filesystem(place: str, options: Options = None) -> pyarrow.fs.FileSystem:
-    """A table's directory as pyarrow reads it.
+    """A table's directory as a file system of pyarrow.
 
-    A local one by Arrow's own: where a thread of Arrow's is the last to let go of one in Python while the process
-    ends, that ends it with SIGABRT; so it did in one of ten runs of `commitlake unfinished`.
+    A local one is Arrow's own. A file system in Python ends the process with SIGABRT, if a thread of Arrow's is the
+    last to release it while the process ends. That happened in one of ten runs of `commitlake unfinished`.
     """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
@@ -105,7 +105,7 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
     """
     refuse_fork()
     try:
-        check_readable(place)  # deltalake panics, which is no Exception
+        check_readable(place)  # where it is not, deltalake panics, which is no Exception
         table = DeltaTable(place, storage_options=storage_options(options))
     except ValueError as error:
         msg = f"the table at {place} is not read; allowed is {error}"
@@ -121,7 +121,7 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
         msg = f"cannot read the table at {place}: {reason}; {damage.remedy(reason, NO_SPARK)}"
         raise WarehouseError(msg) from error
     if is_local(place) and damage.is_empty(local_path(place), table.version()):
-        wrong = damage.of_log(local_path(place))  # looked at again: who writes may do so just now
+        wrong = damage.of_log(local_path(place))  # checked again: a process may write to it just now
         if wrong:
             raise WarehouseError(damage.told(local_path(place), wrong))
     return table
@@ -146,7 +146,7 @@ def file_time_ms(place: str, name: str, options: Options = None) -> int | None:
 
 @cache
 def _making(key: Hashable) -> threading.Lock:
-    """Held by who makes a shared snapshot."""
+    """The lock that a thread holds while it makes a shared snapshot."""
     return threading.Lock()
 
 
@@ -158,13 +158,13 @@ class Snapshot:
         options: deltalake's `storage_options`.
 
     Attributes:
-        id: Of the table: one that is made at the same place later has another.
+        id: The table's id; a table that is created at the same place later has another.
         schema: Its columns.
-        physical: Names of columns in its files, where they have others there.
+        physical: Names in its files, by name, of columns that have another one there.
         partitions: Columns by which it is partitioned.
 
     Raises:
-        NoTableError: There is none.
+        NoTableError: There is no table.
         WarehouseError: It can't be read, or has a feature that is not known.
     """
 
@@ -185,10 +185,10 @@ class Snapshot:
 
     @classmethod
     def shared(cls, place: str, options: Options = None) -> Self:
-        """The one of this process for a table, at its newest version; it goes when nobody holds it.
+        """This process's shared snapshot of a table, at its newest version; it is freed when nobody holds it.
 
         Raises:
-            NoTableError: There is none.
+            NoTableError: There is no table.
             WarehouseError: It can't be read, or has a feature that is not known.
         """
         refuse_fork()
@@ -198,7 +198,7 @@ class Snapshot:
             if found is None:
                 found = _SHARED[key] = cls(place, options)
                 return found
-        with suppress(WarehouseError, DeltaError, OSError):  # opened anew, which may do, and else tells what is wrong
+        with suppress(WarehouseError, DeltaError, OSError):  # opened again below, which works or raises
             found.refresh()
             if found._begins_the_log() and found.column_names() == found.schema.names:
                 return found
@@ -206,14 +206,14 @@ class Snapshot:
         return found
 
     def is_fresh(self) -> bool:
-        """Whether a look is under way, or was a moment ago: so looks take a tenth of the time, however many ask."""
+        """Whether a poll is in flight, or began a moment ago: so polls take a tenth of the time, however many ask."""
         return self._is_looking or self._begun_s > time.monotonic() - min(LATELY_S, 10 * self._took_s)
 
     def refresh(self, after_s: float | None = None) -> bool:
-        """Go to the newest version; whether that is another one. Of many who ask at once one does it for all.
+        """Poll the log and go to the newest version; return whether it is another one. One caller polls for all.
 
         Args:
-            after_s: a look that began after this, by the monotonic clock, is new enough; None for now.
+            after_s: a poll that began after this, by the monotonic clock, is new enough; None for now.
 
         Raises:
             WarehouseError: The table was deleted and made again.
@@ -233,7 +233,7 @@ class Snapshot:
     def _refresh(self) -> bool:
         try:
             self.delta.update_incremental()
-        except DeltaError:  # such as of a log that is shorter now
+        except DeltaError:  # for example, the log is shorter now
             self._refuse_another()
             raise
         if self.delta.version() == self._version:
@@ -245,11 +245,11 @@ class Snapshot:
         return True
 
     def _begins_the_log(self) -> bool:
-        """Whether the first commit names this table; deltalake puts later ones on top, whoever's they are."""
+        """Whether the first commit names this table; deltalake applies later commits, whichever table's they are."""
         try:
             with self.open(_FIRST_COMMIT) as commit:
                 return self.id.encode() in commit.read()
-        except FileNotFoundError:  # a long log loses its beginning
+        except FileNotFoundError:  # cleanup deletes the begin of a long log
             return True
 
     def _refuse_another(self) -> None:
@@ -284,7 +284,7 @@ class Snapshot:
             return self._deleted
 
     def is_plain(self) -> bool:
-        """Whether its rows are those of its files, under the names that they have there."""
+        """Whether its rows are all rows of its files, under the names that columns have there."""
         return not self.physical and not self.deleted()
 
     def rows(
@@ -300,7 +300,7 @@ class Snapshot:
             path: of the file, as in `files()`.
             constants: values of the columns by which the table is partitioned.
             large: a binary column whose values may be large.
-            deleted: what `deleted()` was, of a version that others may have left meanwhile; None for the one of now.
+            deleted: `deleted()` of an earlier version, if a `refresh` may have come since; None for the present one.
         """
         from commitlake.reading.parquet import ParquetRows
 
@@ -308,11 +308,11 @@ class Snapshot:
         return ParquetRows(self.open(path), self.schema, constants, large, gone, self.physical)
 
     def column_names(self) -> list[str]:
-        """Names of columns at this version; `schema` stays that of the first one, which files of all versions fit."""
+        """Names of columns at this version; `schema` stays that of the first version, which files of all others fit."""
         return [field.name for field in self.delta.schema().fields]
 
     def log_length(self) -> int:
-        """How many files its log has."""
+        """Number of files in its log."""
         from pyarrow import fs
 
         return len(filesystem(self.place, self._options).get_file_info(fs.FileSelector("_delta_log")))
@@ -320,13 +320,13 @@ class Snapshot:
     def dataset(self, files: pa.Table | None = None) -> pads.Dataset:
         """Rows of some of the files.
 
-        Of 2 000 files `DeltaTable.to_pyarrow_dataset` takes 3 s, since it turns all statistics into expressions; this
-        takes 40 ms.
+        For 2 000 files `DeltaTable.to_pyarrow_dataset` takes 3 s, since it turns all statistics into expressions; this
+        method takes 40 ms.
 
         Args:
             files: rows of `files()`; None for all.
         """
-        import pyarrow.dataset as pads  # with it comes pandas, half a second that most questions need not wait
+        import pyarrow.dataset as pads  # imports pandas, half a second that most questions need not wait
 
         here = filesystem(self.place, self._options)
         files = self.files() if files is None else files
@@ -344,7 +344,7 @@ class Snapshot:
 
 
 class Stream:
-    """Rows of a table that its files alone do not tell; who reads Arrow's streams reads them, as often as he likes.
+    """Rows of a table that is not plain (`is_plain`), as an Arrow stream that can be read any number of times.
 
     Args:
         table: the table.

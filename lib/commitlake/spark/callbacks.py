@@ -1,4 +1,4 @@
-"""What a streaming query calls in Python, without keeping alive what it is part of."""
+"""The Python function of a streaming query, held so that its object can be freed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pyspark.sql import DataFrame
 
 
 def held_weakly(method: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """The same method, for as long as something else holds its object.
+    """A function that calls `method`, for as long as something else holds its object.
 
-    Java keeps what a query calls until it has collected the query, and the object keeps Java's query: neither would
-    ever go, and with each restart of all queries there would be another.
+    Java holds the function of a query until it has collected the query, and the object holds Java's query. With the
+    method itself neither would ever be freed, and each restart of all queries would leave another pair.
     """
     weak = WeakMethod(method)
 
@@ -23,7 +23,7 @@ def held_weakly(method: Callable[[DataFrame, int], None]) -> Callable[[DataFrame
             raise RuntimeError(msg)
         try:
             found(frame, batch_id)
-        except Exception as error:  # which Spark keeps with the function, and its frames name the object
+        except Exception as error:  # Spark keeps it with the function, and its frames hold the object
             clear_frames(error.__traceback__)
             raise
         finally:

@@ -1,6 +1,6 @@
 """Spark's checkpoints, which are scratch here: each run of a query has a directory of its own.
 
-Off local disks an older coordinator may still be using its one when the next starts.
+Off local disks an older coordinator may still use its directory when the next one starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DAY_S = 86_400.0
 
 
 def fresh(config: Config, query: str, epoch: int) -> str:
-    """A directory for one run of a query; on a local file system what older epochs have left is deleted.
+    """A directory for one run of a query; on a local file system the directories of older epochs are deleted.
 
     Args:
         config: says where checkpoints are.
@@ -32,11 +32,11 @@ def fresh(config: Config, query: str, epoch: int) -> str:
 
 
 def passing(config: Config, name: str) -> str:
-    """A directory that who asks for it deletes; what a kill has left on a local file system is deleted a day later.
+    """A directory that the caller deletes; on a local file system one that a kill has left is deleted a day later.
 
     Args:
         config: says where checkpoints are.
-        name: what it is for.
+        name: the purpose.
     """
     parent, before = f"{config.scratch}/{name}", time.time() - _DAY_S
     _delete(parent, lambda found: found.stat().st_mtime < before)
@@ -49,8 +49,7 @@ def _epoch(found: Path) -> int:
 
 
 def _delete(parent: str, is_left: Callable[[Path], bool]) -> None:
-    """Deletes what a run has left, on a local file system."""
     for found in local_path(parent).glob("*") if is_local(parent) else ():
-        with suppress(OSError):  # another one deletes it, too
+        with suppress(OSError):  # another process deletes it, too
             if is_left(found):
                 shutil.rmtree(found, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Class data sharing: Java takes the classes of Spark and Delta from an archive, instead of reading them from jars.
 
-An archive belongs to one Java and one list of jars; a Java that can't use it starts without. `cli.warm_up` makes it.
+An archive belongs to one Java and one list of jars; a Java that can't use it starts without it. `cli.warm_up` makes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What driver, executors and the places of the tables must have in common; looked at before anything is written."""
+"""Checks, before anything is written, that driver, executors and the places of the tables fit together."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NEEDED_CLASSES = {
 
 
 def resolved(spark: SparkSession, config: Config) -> Config:
-    """The configuration with its places as Spark takes them: a plain path is on the file system `fs.defaultFS` names.
+    """The configuration with its places as Spark resolves them: a plain path is on the file system of `fs.defaultFS`.
 
-    On a cluster `/lake` is rarely a directory of the driver's, and a lock there would keep nobody out.
+    On a cluster `/lake` is rarely a directory of the driver, and a lock there would keep nobody out.
     """
     return replace(
         config, warehouse=_resolved(spark, config.warehouse), checkpoints=_resolved(spark, config.checkpoints)
@@ -44,7 +44,7 @@ def _resolved(spark: SparkSession, place: str) -> str:
 
 
 def check(spark: SparkSession, config: Config) -> None:
-    """Refuses what could not work, or would break a promise, on the cluster that Spark runs on.
+    """Rejects a setup that could not work, or would break a promise, on the cluster that Spark runs on.
 
     Args:
         spark: any session of the application.
@@ -55,7 +55,7 @@ def check(spark: SparkSession, config: Config) -> None:
             two coordinators could both commit.
         SetupError: Spark, Delta or the executors' Python does not fit.
     """
-    if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # has Spark, Delta and log store of its own
+    if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # which has its own Spark, Delta and log store
         runtime.check_spark(spark.version)
         _check_classes(spark)
         _check_log_store(spark, config.warehouse)
@@ -96,7 +96,7 @@ def _check_log_store(spark: SparkSession, warehouse: str) -> None:
     try:
         jvm: Any = spark.sparkContext._jvm
         loaded = jvm.org.apache.spark.util.Utils.classForName(store, True, True)
-        loaded.getDeclaredFields()  # loads what it is built on, such as the client of DynamoDB
+        loaded.getDeclaredFields()  # loads its dependencies, such as the client of DynamoDB
     except Exception as error:
         msg = (
             f"{key}: {store} can't be loaded ({root_reason(error)}); give its jars to Spark with --packages; those of "

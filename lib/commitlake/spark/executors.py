@@ -1,8 +1,8 @@
-"""The Python of executors: what they have, and the packages that are shipped to them.
+"""The Python of executors: the versions that they have, and the packages that are shipped to them.
 
-Executors need CommitLake, numpy, pandas and pyarrow, in the driver's versions. CommitLake goes as a zip; the others
-hold compiled libraries, which Python does not import from a zip, so they go as an archive that Spark unpacks beside
-each executor. It holds no interpreter: that of a virtual environment is a link to where the driver has it.
+Executors need CommitLake, numpy, pandas and pyarrow, in the driver's versions. CommitLake is shipped as a zip. The
+others hold compiled libraries, which Python does not import from a zip, so they are shipped as an archive that Spark
+unpacks beside each executor. It holds no interpreter: that of a virtual environment is a link to the driver's disk.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _SHIPPED = ("numpy", "pandas", "pyarrow", "python-dateutil", "pytz", "six", "tzd
 _LEFT_OUT = ("pandas/tests/", "pyarrow/tests/", "pyarrow/include/", "pyarrow/src/")
 """Half of the files, and never imported."""
 _STATE_MACHINE = "commitlake.coordinator.coordination.state"
-"""What a round runs on executors."""
+"""The module that a round runs on executors."""
 DIRECTORY = "commitlake_packages"
 _STEADY_S = 1.0
 _MOST_WAIT_S = 15.0
 
 
 class Look(NamedTuple):
-    """What a process has.
+    """The machine and the versions of a process.
 
     Attributes:
-        host: its machine.
+        host: name of the machine.
         versions: pairs of a module's name and its version.
     """
 
@@ -50,10 +50,10 @@ class Look(NamedTuple):
 
 
 def look() -> Look:
-    """This process's.
+    """The machine and the versions of this process.
 
     Raises:
-        ImportError: something that executors need is not there.
+        ImportError: a module that executors need is missing.
     """
     importlib.import_module(_STATE_MACHINE)
     found = tuple((name, str(importlib.import_module(name).__version__)) for name in _MODULES)
@@ -61,7 +61,7 @@ def look() -> Look:
 
 
 def await_all(spark: SparkSession) -> None:
-    """Waits until no more executors come: the number of cores settles how the work is cut."""
+    """Waits until no more executors register: the number of cores decides into how many tasks the work is cut."""
     context: Any = spark.sparkContext._jsc
     last, since, begun = 0, time.monotonic(), time.monotonic()
     while (now := time.monotonic()) - begun < _MOST_WAIT_S:
@@ -74,10 +74,10 @@ def await_all(spark: SparkSession) -> None:
 
 
 def look_around(spark: SparkSession) -> set[Look]:
-    """Those of the executors that are there, by a task for each of their cores.
+    """The machines and versions of the executors, by a task for each of their cores.
 
     Raises:
-        Exception: as a task or Spark raised it; one cannot import something, or has no such Python.
+        Exception: as a task or Spark raised it: an executor cannot import a module, or has no such Python.
     """
     cores = spark.sparkContext.defaultParallelism
     return set(spark.sparkContext.parallelize(range(cores), cores).map(lambda _: look()).collect())

@@ -19,7 +19,7 @@ class FileSystem:
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         jvm: Any = spark.sparkContext._jvm
-        # By their whole names: for each part of one the JVM looks through all jars in vain.
+        # By their whole names: step by step, the JVM searches all jars in vain for each part.
         self._new_path, self._utils = (getattr(jvm, f"org.apache.hadoop.{name}") for name in ("fs.Path", "io.IOUtils"))
         self._root = place.rstrip("/")
         self._system = self._path("").getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
@@ -32,7 +32,7 @@ class FileSystem:
         return [status.getPath().getName() for status in self._statuses(name) if status.isDirectory()]
 
     def names(self, name: str) -> list[str]:
-        """Names of all that is in a directory; none where there is no such directory."""
+        """Names of the files and directories in a directory; none where there is no such directory."""
         return [status.getPath().getName() for status in self._statuses(name)]
 
     def _statuses(self, name: str) -> list[Any]:
@@ -44,7 +44,7 @@ class FileSystem:
         return self._system.getRawFileSystem() if self._system.getScheme() == "file" else self._system
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Writes a small file, in the place of the one that is there."""
+        """Writes a small file; replaces one that exists."""
         stream = self._system.create(self._path(name), True)
         try:
             stream.write(bytearray(content.encode() if isinstance(content, str) else content))
@@ -65,18 +65,18 @@ class FileSystem:
             stream.close()
 
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Whether there is such a file or directory."""
         return bool(self._system.exists(self._path(name)))
 
     def has_in_other_letters(self, folder: str, name: str) -> bool:
-        """Whether what a file system that ignores case has under this name in a directory is called otherwise."""
+        """Whether a directory has this name in other letters only, on a file system that ignores case."""
         return self.exists(f"{folder}/{name}") and name not in self.names(folder)
 
     def delete(self, name: str) -> None:
-        """Deletes a file, or a directory with all that is in it, if it is there."""
+        """Deletes a file, or a directory with all its content, if it exists."""
         self._system.delete(self._path(name), True)
 
     def delete_alone(self, name: str) -> None:
-        """Deletes a file, or a directory that is empty, if it is there; any other directory stays."""
+        """Deletes a file or an empty directory, if it exists; any other directory stays."""
         with suppress(Py4JJavaError):
             self._unchecked().delete(self._path(name), False)

@@ -1,6 +1,6 @@
-"""What an operator gives for spark-submit, put together with what CommitLake needs.
+"""The operator's arguments of spark-submit, merged with the settings that CommitLake needs.
 
-Spark takes the last of two values: `--jars` for an object store would replace Delta and the Kafka connector.
+Of two values Spark takes the last: `--jars` for an object store would replace Delta and the Kafka connector.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _JOINED = {
     "spark.driver.extraJavaOptions": " ",
     "spark.executor.extraJavaOptions": " ",
 }
-"""Settings that are lists, with what stands between their items."""
+"""Settings that are lists, with the separator of their items."""
 
 
 def settings(words: Sequence[str]) -> dict[str, str]:
@@ -49,7 +49,7 @@ def defaults(home: Path) -> dict[str, str]:
     """The settings of Spark's own file, `spark-defaults.conf`.
 
     Args:
-        home: Spark's.
+        home: Spark's home.
     """
     file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -58,12 +58,12 @@ def defaults(home: Path) -> dict[str, str]:
 
 
 def arguments(own: Mapping[str, str], words: Sequence[str], home: Path) -> list[str]:
-    """Arguments of spark-submit: the settings of both, lists joined, the operator's value of any other.
+    """Arguments of spark-submit with the settings of both: lists are joined, else the operator's value wins.
 
     Args:
         own: the settings that CommitLake needs.
         words: the operator's arguments.
-        home: Spark's, whose `spark-defaults.conf` counts for lists.
+        home: Spark's home; lists of its `spark-defaults.conf` are joined, too.
     """
     below, above = defaults(home), settings(words)
     merged = {**own, **above}
@@ -76,7 +76,7 @@ def arguments(own: Mapping[str, str], words: Sequence[str], home: Path) -> list[
 
 
 def _parsed(words: Sequence[str]) -> Iterator[tuple[tuple[str, str] | None, list[str]]]:
-    """Each setting, None for a word that is none, with the words it consists of."""
+    """Each setting with the words that it consists of; None, with its word, for a word that is no setting."""
     rest = list(words)
     while rest:
         name, equals, value = rest[0].partition("=")

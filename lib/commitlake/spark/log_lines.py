@@ -1,4 +1,4 @@
-"""Lines of the log: words, or JSON objects where the environment variable COMMITLAKE_LOG_FORMAT is json."""
+"""Lines of the log: text, or JSON objects where the environment variable COMMITLAKE_LOG_FORMAT is json."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from commitlake.errors import SetupError
 
 FORMAT = "COMMITLAKE_LOG_FORMAT"
 FIELDS = "fields"
-"""What a record has for programs, in its `extra`: JSON lines show it beside the message."""
+"""Name in a record's `extra` of the fields for programs, which JSON lines show beside the message."""
 
 
 def formatter() -> logging.Formatter:
-    """As the environment wants it; log4j2.properties does the same for Java.
+    """The formatter that the environment asks for; log4j2.properties does the same for Java.
 
     Raises:
-        SetupError: it wants something else.
+        SetupError: the variable is neither text nor json.
     """
     wanted = os.environ.get(FORMAT, "text")
     if wanted not in _FORMATTERS:
@@ -28,7 +28,7 @@ def formatter() -> logging.Formatter:
 
 
 def error(message: str) -> str:
-    """The line that tells why a process ends."""
+    """The line with the error that ends a process."""
     if os.environ.get(FORMAT) != "json":
         return lines(f"error: {message}\n")
     record = logging.makeLogRecord({"name": "commitlake", "levelname": "ERROR", "msg": message})
@@ -36,7 +36,7 @@ def error(message: str) -> str:
 
 
 class TextLines(logging.Formatter):
-    """Lines without control characters: a message may quote what a producer has sent."""
+    """Lines without control characters: a message may quote a producer's text."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%y/%m/%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""What a machine must have, looked at in Python before Java starts: Java tells of each by a stack trace, or late."""
+"""Checks of the machine, in Python before Java starts: Java reports what is missing by a stack trace, or late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LEAST_FILES, _MANY_FILES = 1_024, 65_536
 _LEAST_HEAP = 512 << 20
-"""Spark itself wants 450 MiB of what Java calls its heap, which is a little less than what it is given."""
+"""Spark itself demands 450 MiB of the heap that Java reports, which is a little less than the heap that it is given."""
 _LEAST_FREE = 64 << 20
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _IMPORTED = {
@@ -33,12 +33,12 @@ _IMPORTED = {
 
 @dataclass(frozen=True)
 class Lack:
-    """One thing that is not as it must be.
+    """A requirement that the machine does not meet.
 
     Attributes:
-        what: the thing.
-        value: what it is.
-        allowed: what it may be.
+        what: the thing that is checked.
+        value: its value.
+        allowed: the values that it may have.
         remedy: what to do.
     """
 
@@ -48,7 +48,7 @@ class Lack:
     remedy: str
 
     def __str__(self) -> str:
-        """As the error has it."""
+        """The text of the error."""
         return f"{self.what}: {self.value}; allowed is {self.allowed}; {self.remedy}"
 
 
@@ -61,14 +61,14 @@ OPTIMISED = Lack(
 
 
 def check(settings: Mapping[str, str], *, is_one_machine: bool) -> None:
-    """Look at the machine.
+    """Check the machine.
 
     Args:
-        settings: that Spark is given.
+        settings: the settings that Spark is given.
         is_one_machine: whether Spark's executors are in the driver's process.
 
     Raises:
-        SetupError: it lacks something; the text names all that it lacks.
+        SetupError: the machine lacks something; the text names all that it lacks.
     """
     heap = settings.get("spark.driver.memory") or os.environ.get("SPARK_DRIVER_MEMORY", "1g")
     host = () if is_one_machine else _host()
@@ -76,14 +76,14 @@ def check(settings: Mapping[str, str], *, is_one_machine: bool) -> None:
 
 
 def check_coordinator(config: Config, *, is_shared: Callable[[], bool]) -> None:
-    """Look at what a coordinator needs besides.
+    """Check what a coordinator needs in addition.
 
     Args:
         config: its configuration.
-        is_shared: whether it may be another one of its warehouse that holds a port, as the start will tell.
+        is_shared: whether another coordinator of its warehouse may hold the port; the start reports that one.
 
     Raises:
-        SetupError: it is not there; the text names all that is not.
+        SetupError: the machine lacks something; the text names all that it lacks.
     """
     from commitlake.config.locations import is_local, local_path
 
@@ -93,7 +93,7 @@ def check_coordinator(config: Config, *, is_shared: Callable[[], bool]) -> None:
 
 
 def check_imports() -> None:
-    """Look at PYTHONPATH, before anything is imported that it may hide.
+    """Check PYTHONPATH, before any module is imported that it may hide.
 
     Raises:
         SetupError: a directory there hides a module.
@@ -124,7 +124,7 @@ def _user() -> Iterator[Lack]:
 
 
 def _files() -> Iterator[Lack]:
-    """Raises the limit as far as it may, as Java does, for those that are started; Python alone would not."""
+    """Raises the limit, as Java does, up to 65 536: processes that are started inherit it. Python alone would not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     now, most = (sys.maxsize if each == resource.RLIM_INFINITY else each for each in (soft, hard))
     if most < _LEAST_FILES:
@@ -142,7 +142,7 @@ def _heap(given: str) -> Iterator[Lack]:
 
 
 def _host() -> Iterator[Lack]:
-    """Executors call the driver by an address of its own."""
+    """Executors connect to an address of the driver."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -160,12 +160,12 @@ def _temp() -> Path | None:
 
 
 def _space(what: str, place: Path | None) -> Iterator[Lack]:
-    """Whether a disk has room for what a start writes; of a directory that is to be made, its parent's."""
+    """Whether a disk has room for the files of a start; for a directory that is still to be made, its parent's disk."""
     allowed = f"at least {_LEAST_FREE >> 20} MiB free"
     if place is None:
         yield Lack(what, "no directory for temporary files can be written", allowed, "make room, or set TMPDIR to one")
         return
-    from commitlake.config.disks import Disk  # YAML comes with it, which PYTHONPATH may hide
+    from commitlake.config.disks import Disk  # imports YAML, which PYTHONPATH may hide
 
     disk = Disk.of(what, place)
     if disk.total and disk.free < _LEAST_FREE:
@@ -187,15 +187,15 @@ def _port(host: str, port: int) -> Iterator[Lack]:
 
 
 def family(host: str) -> socket.AddressFamily:
-    """That of an address to listen on; `::` takes calls by IPv4 too, where the system has both."""
+    """Address family to listen on `host`; `::` accepts connections by IPv4, too, where the system has both."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _hidden(paths: str) -> Iterator[Lack]:
-    """Modules that hide those of Python or of CommitLake's packages; where these are installed, none does."""
+    """Modules that hide those of Python or of CommitLake's packages; not in directories where these are installed."""
     for directory in filter(os.path.isdir, paths.split(os.pathsep)):
         entries: list[str] = []
-        with suppress(PermissionError):  # Python passes it, too
+        with suppress(PermissionError):  # Python skips it, too
             entries = sorted(os.listdir(directory))
         holds_real = "os.py" in entries or any(each.endswith((".dist-info", ".egg-info")) for each in entries)
         for entry in () if holds_real else entries:

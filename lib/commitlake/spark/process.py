@@ -19,9 +19,9 @@ from commitlake.spark import log_lines
 
 log = logging.getLogger(__name__)
 
-# A directory of `submit`: the driver leaves its process id and its error there, and finds a stop that came before it.
+# A directory of `submit`: the driver writes its process id and its error there, and finds a stop that came before it.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"
-# Spark hands the driver's output, errors included, through one pipe: only `submit` sees what is at its end.
+# Spark passes the driver's output, errors included, through one pipe: only `submit` sees whether a terminal shows it.
 TERMINAL = "COMMITLAKE_TERMINAL_COLUMNS"
 STOPPED = 130
 
@@ -61,9 +61,9 @@ def is_driver() -> bool:
 
 @contextmanager
 def exit_on_signals(code: int) -> Iterator[None]:
-    """Exit with `code` on SIGTERM and SIGINT, also on one that `submit` got before this process was there.
+    """Exit with `code` on SIGTERM and SIGINT, even on one that `submit` got before this process started.
 
-    Inside they raise KeyboardInterrupt, which py4j knows: it gives up the connection that waits for an answer.
+    Inside the block they raise KeyboardInterrupt, which py4j handles: it drops the connection that waits for an answer.
     """
     try:
         for number in _SIGNALS:
@@ -78,8 +78,9 @@ def exit_on_signals(code: int) -> Iterator[None]:
 class Stop:
     """A flag for signal handlers.
 
-    Not a `threading.Event`: what the signal interrupts may hold the event's lock, for example the handler of another
-    signal that came just before, and `set` would wait for it for ever. A `put` of this queue may come inside another.
+    Not a `threading.Event`: the code that the signal interrupts may hold the event's lock, and `set` would wait for it
+    for ever. Such code is, for example, the handler of another signal that came just before. A `put` of this queue may
+    run inside another.
     """
 
     def __init__(self) -> None:
@@ -92,8 +93,8 @@ class Stop:
         self.wake()
 
     def wake(self) -> None:
-        """End a `wait`, this one or the next."""
-        if self._news.empty():  # who never waits leaves it there
+        """End the current `wait`, or the next one."""
+        if self._news.empty():  # one is enough, also where nobody ever waits
             self._news.put(None)
 
     def wait(self, seconds: float) -> None:
@@ -119,11 +120,11 @@ def stop_on_signals() -> Stop:
 
 @contextmanager
 def stopped_by_signals(stop: Stop) -> Iterator[None]:
-    """Let the first SIGTERM or SIGINT set `stop`; the second one does what it did before.
+    """Let the first SIGTERM or SIGINT set `stop`; the second one goes to the handler that was there before.
 
-    Outside the main thread, where Python lets nobody handle signals, they go on doing that. Blocks may overlap, of one
-    flag or of several: a signal sets all of them, and the last block to end gives the signals back. Where one ends in
-    another thread than it began in, the next signal finds that it is over.
+    Outside the main thread, where Python allows no handlers, signals keep their handlers. Blocks may overlap, with one
+    flag or several: a signal sets all flags, and the last block to end restores the handlers. Where that block ends in
+    another thread than it began in, the next signal restores them, and goes to the handler that was there before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -136,7 +137,7 @@ def stopped_by_signals(stop: Stop) -> Iterator[None]:
 
 
 class _Ears:
-    """Those whom the next signal stops; one handler for all."""
+    """The flags that the next signal sets; one handler for all."""
 
     def __init__(self) -> None:
         self._stops: list[Stop] = []
@@ -154,14 +155,14 @@ class _Ears:
             self._give_back()
 
     def forget(self) -> None:
-        """In the child of a fork nobody listens who would end it."""
+        """Restores the handlers in the child of a fork, where nobody waits for a flag."""
         self._stops.clear()
         self._give_back()
 
     def _give_back(self) -> None:
         before, self._before = self._before, {}
         for number, handler in before.items():
-            if signal.getsignal(number) == self._hear:  # else somebody has another wish since
+            if signal.getsignal(number) == self._hear:  # if not, other code has set its own since
                 signal.signal(number, handler)
 
     def _hear(self, number: int, _: object) -> None:
@@ -192,7 +193,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _meet_launcher() -> bool:
-    """Leave the process id for `submit`, which sends signals there; return whether one has come already."""
+    """Write the process id for `submit`, which sends signals to it; return whether one has come already."""
     place = os.environ.get(MEETING_PLACE)
     if place is None:
         return False
@@ -217,8 +218,8 @@ def _log_to_terminal() -> None:
     package.setLevel(os.environ.get("COMMITLAKE_LOG", "WARNING").upper())
     # kafka-python logs each attempt to connect as an error; what matters reaches the user as a KafkaError.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    # py4j writes a stack trace of what fails in a query's function, which ends the query and is told as its error; and
-    # one of the call that a signal interrupts.
+    # py4j logs a stack trace of an error in a query's function, though that ends the query and is reported as its
+    # error. It logs another one of a call that a signal interrupts.
     if not package.isEnabledFor(logging.DEBUG):
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_is_no_signal)

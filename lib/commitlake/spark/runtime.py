@@ -1,4 +1,4 @@
-"""What the machine offers: Java, Spark's home, and the jars that Ivy resolves."""
+"""Software on this machine: Java, Spark's home, and the jars that Ivy resolves."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from commitlake.errors import SetupError, installed_by
 
 log = logging.getLogger(__name__)
 
-# Versions proven together, by Spark's. The connector asks for a token provider of its own version, and not every
-# repository has one; that of 4.0 fits them all.
+# Versions tested together, by Spark's version. The connector requires a token provider of its own version, which not
+# every repository has; that of 4.0 fits them all.
 _TOKENS = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
 _PACKAGES = {
     "4.0": ("io.delta:delta-spark_4.0_2.13:4.3.1", "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"),
@@ -39,25 +39,25 @@ _PACKAGES = {
         f"{_TOKENS}:4.0.0?transitive=false",
     ),
 }
-# Stateful queries of an earlier PySpark hand pyarrow a float for an offset, which pyarrow takes no more from 26 on.
+# Stateful queries of an earlier PySpark pass a float for an offset to pyarrow, which rejects it from 26 on.
 _WITH_ARROW_26 = {"4.0": "4.0.5", "4.1": "4.1.4"}
 LOCAL_FILES_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 """Hadoop's local file system without a process for each file; see `session.LOCAL_SETTINGS`."""
 KAFKA_BROKER_PACKAGE = os.environ.get("COMMITLAKE_BROKER_PACKAGE", "org.apache.kafka:kafka_2.13:4.1.1")
 
 LANGUAGE = "-Duser.language=en -Duser.country=US"
-"""Options of each JVM that is started here. Delta and Kafka number files in the machine's language: an Arabic one has
-digits that no other reader, nor the next start in another language, takes for digits."""
-# Spark 4 needs 17; Java 24 took away the SecurityManager calls that Hadoop makes.
+"""Options of each JVM that is started here. Delta and Kafka number files in the machine's language. With Arabic, other
+readers do not know its digits, nor does the next start in another language."""
+# Spark 4 needs 17; Java 24 removed the SecurityManager calls that Hadoop makes.
 _JAVA_VERSIONS = range(17, 24)
 _RESOLVE_TIMEOUT_S = 900
 _UNRESOLVED = re.compile(r"module not found|\[NOT FOUND|Host \S+ not found|Server access error")
-"""Lines in which Ivy tells what it has not found, and why; around them stand a hundred others."""
+"""Lines in which Ivy names what it has not found, and why, among a hundred others."""
 _CACHE = "commitlake"
 
 
 def home() -> str:
-    """The option of a JVM that makes its home that of Python, where Ivy keeps its files: Java does not look at HOME."""
+    """JVM option for the same home as in Python, where Ivy keeps its files: Java ignores HOME."""
     return shlex.quote(f"-Duser.home={Path.home()}")
 
 
@@ -103,7 +103,7 @@ def spark_version() -> str:
     """Return the version of the Spark that is used, for example `4.0.5`; empty where its home has no jars.
 
     Raises:
-        SetupError: it is none of those that CommitLake runs on.
+        SetupError: CommitLake does not run on this version.
     """
     cores = [path.stem.rpartition("-")[2] for path in (spark_home() / "jars").glob("spark-core_*.jar")]
     for version in cores:
@@ -116,10 +116,10 @@ def check_spark(version: str, where: str = "") -> None:
 
     Args:
         version: for example `4.0.5`.
-        where: put behind it in the error.
+        where: text after the version in the error.
 
     Raises:
-        SetupError: it is none of them, or does not go with the pyarrow that is installed.
+        SetupError: CommitLake does not run on this version, or it fails with the installed pyarrow.
     """
     if not version.startswith(tuple(f"{each}." for each in _PACKAGES)):
         msg = (
@@ -128,7 +128,7 @@ def check_spark(version: str, where: str = "") -> None:
         )
         raise SetupError(msg)
     first = _WITH_ARROW_26.get(version[:3], "")
-    with suppress(importlib.metadata.PackageNotFoundError):  # which is told where it is missed
+    with suppress(importlib.metadata.PackageNotFoundError):  # reported where it is needed
         arrow = importlib.metadata.version("pyarrow")
         if _numbers(arrow) >= (26,) and _numbers(version) < _numbers(first):
             remedy = f"use Spark {first} or newer, or pip install 'pyarrow<26'"
@@ -144,7 +144,7 @@ def packages() -> tuple[str, ...]:
     """Return Delta and the Kafka connector for the Spark that is used, as Maven names them.
 
     Raises:
-        SetupError: Spark is none of those that CommitLake runs on.
+        SetupError: CommitLake does not run on this version of Spark.
     """
     version = spark_version()
     given = os.environ.get("COMMITLAKE_PACKAGES")
@@ -154,15 +154,15 @@ def packages() -> tuple[str, ...]:
 def spark_submit() -> tuple[list[str], dict[str, str]]:
     """Return the spark-submit to use and the environment it needs.
 
-    SPARK_HOME wins over a spark-submit on the PATH, that over the one of the installed pyspark. Variables of a
-    spark-submit that this process itself runs under are left out: its child is a new application.
+    SPARK_HOME wins over a spark-submit on the PATH, and that over the one of the installed pyspark. Variables of a
+    spark-submit that runs this process are left out: the child is a new application.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_GATEWAY", "_PYSPARK"))
     }
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    environment["PYTHONSAFEPATH"] = "1"  # Spark's workers run `python -m`, which would run a kafka.py that lies about
+    environment["PYTHONSAFEPATH"] = "1"  # Spark's workers run `python -m`, which would run a kafka.py that lies there
     on_path = shutil.which("spark-submit")
     if "SPARK_HOME" not in os.environ and on_path:
         return [on_path], environment
@@ -173,11 +173,11 @@ def spark_submit() -> tuple[list[str], dict[str, str]]:
 def jars(packages: Sequence[str]) -> list[str]:
     """Return paths of the jars of Maven `packages` and of all they need.
 
-    A package is `group:artifact:version`, and what Spark's `ivy://` takes behind it: `?transitive=false`,
+    A package is `group:artifact:version`, with the options of Spark's `ivy://` after it: `?transitive=false`,
     `?exclude=group:artifact`.
 
-    Ivy resolves them into the user's cache the first time (seconds to a minute); the list is kept, so that later
-    calls take no time and need no network.
+    The first time Ivy resolves them into the user's cache (seconds to a minute). The list is kept, so that later calls
+    take no time and need no network.
 
     Raises:
         SetupError: they cannot be resolved.
@@ -198,10 +198,10 @@ def _list_file(packages: Sequence[str]) -> Path:
 
 
 def cached_file(name: str, *of: str) -> Path:
-    """Return the file in the user's cache for what was made of `of`, whose digest stands for `{}` in its name.
+    """Return the path in the user's cache of a file that is made of `of`; a digest of these replaces `{}` in its name.
 
     Raises:
-        SetupError: the cache is somebody else's, who could put jars and classes of his own there.
+        SetupError: another user owns the cache or may write to it, and could put jars and classes there.
     """
     directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", _CACHE)
     try:
@@ -215,7 +215,7 @@ def cached_file(name: str, *of: str) -> Path:
 
 
 def _check_own(directory: Path) -> None:
-    link, found = directory.lstat(), directory.stat()  # a link of one's own may lead to a larger disk
+    link, found = directory.lstat(), directory.stat()  # a link of the user's own may lead to a larger disk
     owners = {link.st_uid, found.st_uid} - {os.getuid(), 0}
     if owners or not stat.S_ISDIR(found.st_mode) or found.st_mode & stat.S_IWOTH:
         msg = (

@@ -1,4 +1,4 @@
-"""Spark sessions: every Spark setting of CommitLake, and why it is so, stands here."""
+"""Spark sessions: this file has every Spark setting of CommitLake, with its reason."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from commitlake.spark import class_archive, given, preflight, runtime
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Rules of the protocol rest on these; nobody may change them.
+# Rules of the protocol depend on these; nobody may change them.
 REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     # A Kafka record may repeat a header; the last one counts.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
-    # Coordination runs when it gets rows, and only then: `processAllAvailable` returns when they are done with.
+    # Coordination runs only when it gets rows: `processAllAvailable` returns when they are processed.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # A nullable or too wide number must fail, never be rounded or wrapped.
     "spark.sql.execution.pandas.convertToArrowArraySafely": "true",
@@ -33,32 +33,32 @@ REQUIRED = {
 TUNING = {
     # Plans are small and many: planning them again costs more than it saves (0.2 s of a 0.6 s Delta append).
     "spark.sql.adaptive.enabled": "false",
-    # Spark takes the compressed size of a cached frame for its size, and runs out of memory; joins say it themselves.
+    # Spark takes the compressed size of a cached frame for its size, and runs out of memory; joins give hints instead.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
-    # A batch is cached for seconds: looking for a compression costs a seventh of landing's time, and saves memory only.
+    # A batch is cached for seconds: to choose a compression takes a seventh of landing's time, and only saves memory.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # A coordinator runs up to 86 400 rounds a day; keep what a report needs.
+    # A coordinator runs up to 86 400 rounds a day; only what a report needs is kept.
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     # Delta's state of a table here is small: 50 tasks to rebuild it, the default, are 48 too many.
     "spark.databricks.delta.snapshotPartitions": "2",
     # Where Java's time zone is not UTC, Delta rebuilds the state of a table of up to 50 files at each commit, to check
-    # what it has counted: 0.45 s instead of 0.13 s. It distrusts times in partitions, and no table here has any.
+    # its counts: 0.45 s instead of 0.13 s. The reason is times in partition columns, and no table here has any.
     "spark.databricks.delta.allFilesInCrc.verificationMode.forceOnNonUTC.enabled": "false",
-    # Spark's default, INT96, has no statistics, so a question about the last hour reads all there is.
+    # Spark's default, INT96, has no statistics, so a question about the last hour would read all rows.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # How often coordination looks for rows: with Spark's 10 ms it lists the log of its idle input 100 times a second.
+    # How often coordination polls its input: with Spark's 10 ms it lists the log of an idle one 100 times a second.
     "spark.sql.streaming.pollingDelay": "50ms",
 }
-# For joins with all of history, tens of millions of keys or none. Sorted in two partitions, as batches are, 20 million
-# do not fit a heap of 2 GiB; where they are few, adaptive execution puts the partitions together again.
+# For joins with all of history: tens of millions of keys, or none. Sorted in two partitions, as batches are, 20 million
+# do not fit a heap of 2 GiB. Where there are few keys, adaptive execution merges the partitions.
 HISTORY_SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "128",
 }
 # Only for maintenance. With Delta's 1 GiB for both sizes every run would rewrite up to a gigabyte of each queue.
 MAINTENANCE_SETTINGS = {
-    # Of files, not of rows: with the 128 partitions for history a VACUUM that finds nothing takes 11 s of CPU, with 2
-    # it takes 2.3 s, and a run has 16 of them.
+    # The shuffles here are of files, not of rows. With the 128 partitions for history a VACUUM that finds nothing takes
+    # 11 s of CPU, with 2 it takes 2.3 s. A run has 16 of them.
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
     "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
@@ -68,33 +68,33 @@ MAINTENANCE_SETTINGS = {
     "spark.databricks.delta.optimize.maxThreads": "1",
     # Delta lists a directory in 10 000 tasks by default: a VACUUM of a small table took minutes.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
-    # The configuration says how long files are kept; the coordinator's own files are never read late.
+    # The configuration says how long files are kept; nobody reads the coordinator's own files late.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     # Ids and keys are as good as random, so no statistics help to find one among 20 million. Compacted files get Bloom
-    # filters for them, as large as their rows need: 1.5 MiB for a million, where one in a hundred misleads.
+    # filters for them, as large as their rows need: 1.5 MiB for a million, with one false positive in a hundred.
     **{f"parquet.bloom.filter.enabled#{name}": "true" for name in ("transaction_id", "message_id", "keys")},
     "parquet.bloom.filter.adaptive.enabled": "true",
     "parquet.bloom.filter.max.bytes": str(2 << 20),
 }
-# What Delta asks of any session.
+# Settings that Delta requires of any session.
 DELTA_SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-# Need to be there before the JVM is.
+# Must be set before the JVM starts.
 STATIC_SETTINGS = {
     **DELTA_SETTINGS,
     "spark.ui.showConsoleProgress": "false",
-    # Else the tasks of a round wait for all those that maintenance has in its queue.
+    # By default the tasks of a round wait for all tasks that maintenance has queued.
     "spark.scheduler.mode": "FAIR",
-    # Landing and coordination run some 300 generated classes a round; of more than 100, the default, each is made and
+    # Landing and coordination run some 300 generated classes a round. With the default of 100, each is generated and
     # compiled again every time: 65 classes a second, and half a core for Java's compiler.
     "spark.sql.codegen.cache.maxEntries": "1000",
-    # Else PySpark asks the JVM three times more for each column that an expression is built of, to tell where it was.
+    # By default PySpark calls the JVM three more times for each column of an expression, to report where it was made.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # A client of HDFS that closes a file asks whether its last block has been reported, and sleeps 400 ms when it has
-    # not, which is nearly always: a round, which writes some 40 files, took 9 s instead of 5. 10 doublings of 10 ms are
-    # as long as Hadoop's own 5 of 400.
+    # A client of HDFS that closes a file asks whether its last block has been reported, and sleeps 400 ms if not, which
+    # is nearly always. A round, which writes some 40 files, took 9 s instead of 5. 10 doublings of 10 ms take as long
+    # as Hadoop's own 5 of 400 ms.
     "spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
     "spark.hadoop.dfs.client.block.write.locateFollowingBlock.retries": "10",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|credential|keystore[.]key",
@@ -103,17 +103,17 @@ STATIC_SETTINGS = {
 LOCAL_SETTINGS = {
     # Driver and executors in one heap: enough for a million open transactions.
     "spark.driver.memory": "2g",
-    # Each stage began with arrays of 4 MiB for what it sends to its tasks, each aggregation and sort with one of 32 or
-    # 64 MiB. Java's collector gives those regions of their own, and marks the whole heap for nearly each: with these,
-    # and the regions of `_ONE_HEAP_OPTIONS`, it did so 8 times in four minutes (pages of 1 MiB), 154 times before.
+    # By default each stage allocates arrays of 4 MiB for the data of its tasks, and each aggregation and sort one of 32
+    # or 64 MiB. Java's collector gives such arrays regions of their own, and marks the whole heap for nearly each. It
+    # did so 154 times in four minutes; with these settings (pages of 1 MiB) and `_ONE_HEAP_OPTIONS` 8 times.
     "spark.broadcast.blockSize": "256k",
     "spark.buffer.pageSize": "2m",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    # Hadoop's own starts `chmod` for each file that it makes: 60 processes an append, 8 ms each. This one calls Java.
+    # Hadoop's own class starts `chmod` for each new file: 60 processes an append, 8 ms each. This one calls Java.
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
-    # Delta's default renames through Hadoop's older interface, which starts 10 processes for each commit, one after the
-    # other: 70 a round. This one calls Java, under a lock of its own.
+    # Delta's default class renames through Hadoop's older interface, which starts 10 processes for each commit, one
+    # after the other: 70 a round. This one calls Java, under a lock of its own.
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     # Loopback, whatever the machine's name resolves to.
     "spark.driver.host": "127.0.0.1",
@@ -121,23 +121,23 @@ LOCAL_SETTINGS = {
 }
 
 # A query with a wide plan that is stopped in the middle overflows the default stack of 1 MiB.
-# Java never compiles a method above 8 000 bytecodes, and Spark makes one of each wide plan: interpreted, the records of
-# `half` took 4 times as long to classify and those of `op` 3.5 times (see docs/benchmarks.md).
-# The optimising compiler waits five times longer than by default: in the first minutes it took a third of all CPU, and
-# a round 4.7 s of CPU instead of 3.4 s, since most of what it compiled was soon replaced.
+# By default Java never compiles a method above 8 000 bytecodes, and Spark makes one of each wide plan. Interpreted, the
+# records of `half` took 4 times as long to classify and those of `op` 3.5 times (see docs/benchmarks.md).
+# The optimising compiler waits five times longer than by default. Without that it took a third of all CPU in the first
+# minutes, since most of the code that it compiled was soon replaced. A round took 4.7 s of CPU instead of 3.4 s.
 _JAVA_OPTIONS = (
     f"{runtime.LANGUAGE} -Xss8m -XX:-DontCompileHugeMethods -XX:Tier4InvocationThreshold=25000 "
     "-XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000 -XX:Tier4BackEdgeThreshold=200000"
 )
-# The optimising compiler pays back after minutes only: the first batches take 8, 5, 2 s instead of 11, 10, 4 s.
-# That alone would leave 48 MiB for code, which the plans of some minutes fill: then nothing is compiled any more.
-# Java's default collector takes one tenth of all CPU in these minutes, most of it for marking beside the work: each
-# large array begins it. Its parallel one takes 3 in 100.
+# The optimising compiler pays off only after minutes: without it the first batches take 8, 5, 2 s, not 11, 10, 4 s.
+# That alone would leave 48 MiB for code, which the plans of some minutes fill: then Java compiles nothing any more.
+# Java's default collector takes one tenth of all CPU in these minutes, most of it for concurrent marking, which each
+# large array starts. The parallel collector takes 3 in 100.
 _SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
 _ONE_HEAP_OPTIONS = "-XX:G1HeapRegionSize=8m"
 # Executors compile and run the same code as a driver that is alone.
 CLUSTER_SETTINGS = {"spark.executor.extraJavaOptions": _JAVA_OPTIONS}
-# PySpark's classes that have no place of their own in Python.
+# Classes of the JVM that PySpark looks up again at each use.
 _LOOKED_UP = (
     *("PythonUtils", "PythonSQLUtils", "functions"),
     *(f"org.apache.spark.sql.{name}" for name in ("functions", "classic.SparkSession", "classic.SparkSession$")),
@@ -189,12 +189,12 @@ def for_reading() -> SparkSession:
 
 
 def is_classic(spark: SparkSession) -> bool:
-    """Whether a session's JVM is within reach, which that of Spark Connect is not."""
+    """Whether a session's JVM is within reach; that of Spark Connect is not."""
     return not type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def require_classic(spark: SparkSession) -> None:
-    """Refuses a session of Spark Connect, whose JVM is out of reach.
+    """Rejects a session of Spark Connect, whose JVM is out of reach.
 
     Raises:
         SetupError: it is one.
@@ -208,7 +208,7 @@ def require_classic(spark: SparkSession) -> None:
 
 
 def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapping[str, str] | None = None) -> None:
-    """Set on a running session what may be set there; the rest is up to the cluster.
+    """Apply the settings that may be set on a running session; all others are up to the cluster.
 
     Args:
         spark: the session.
@@ -232,10 +232,10 @@ def _shuffle_partitions(spark: SparkSession, config: Config | None) -> str:
 
 
 def _of_checkpoints(place: str, version: str) -> dict[str, str]:
-    """What follows from where checkpoints are.
+    """Settings that depend on where checkpoints are.
 
-    On a local file system Hadoop starts a process for every file to set its permissions; this manager does not. An
-    object store takes money for each request, also for a look at the log of an idle input.
+    On a local file system Hadoop's own file manager starts a process for every file to set its permissions; this one
+    does not. An object store charges for each request, even for a poll of an idle input.
     """
     if not is_local(place):
         return {} if place.lower().startswith(("hdfs:", "viewfs:")) else {"spark.sql.streaming.pollingDelay": "500ms"}
@@ -285,7 +285,7 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
 
 
 def local_environment(master: str) -> dict[str, str]:
-    """Environment of a new JVM: Java looks the machine's name up, which nobody may know, unless there is an address."""
+    """Environment of a new JVM: without an address Java looks up the machine's name, which may not resolve."""
     return {"SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")} if is_one_machine(master) else {}
 
 
@@ -295,15 +295,15 @@ def is_one_machine(master: str) -> bool:
 
 
 def jars_of_one_machine() -> list[str]:
-    """Jars for the class path: of it alone Java keeps an archive of classes.
+    """Jars for the class path: Java's archive has classes of the class path only.
 
-    Hadoop looks for its file system before any jar of `spark.jars` is added.
+    Hadoop, too, looks for its file system before any jar of `spark.jars` is added.
     """
     return _beside_spark((*runtime.packages(), runtime.LOCAL_FILES_PACKAGE))
 
 
 def _beside_spark(packages: Sequence[str]) -> list[str]:
-    """The jars of packages that Spark itself does not have: of 43 it has 25, and each goes to every executor."""
+    """The jars of packages that Spark itself lacks: it has 25 of 43, and each jar goes to every executor."""
     jars = runtime.jars(packages)
     own = {_without_version(jar.stem) for jar in (runtime.spark_home() / "jars").glob("*.jar")}
     # Ivy names a jar <group>_<artifact>-<version>.
@@ -324,14 +324,14 @@ def _with_own_interrupt_handler(create: Callable[[], SparkSession]) -> SparkSess
 
 
 def _bind_helpers(spark: SparkSession) -> None:
-    """Keep the classes that PySpark looks up for nearly every call; the JVM looks through all jars for each.
+    """Keep the classes that PySpark looks up for nearly every call; at each look-up the JVM searches all jars.
 
-    With this and without debugging, landing's plan is built in 0.56 s instead of 1.84 s.
+    With this, and without PySpark's debugging of frames, landing's plan is built in 0.56 s instead of 1.84 s.
     """
     jvm: Any = spark.sparkContext._jvm
     for name in _LOOKED_UP:
         setattr(jvm, name, getattr(jvm, name))
-    # Of each Java exception, such as the one that ends the loop over an observation, PySpark asks its class ten times.
+    # For each Java exception, such as the one that ends the loop over an observation, PySpark looks this up ten times.
     jvm.py4j = jvm.py4j
     jvm.py4j.reflection = jvm.py4j.reflection
     jvm.py4j.reflection.TypeUtil = jvm.py4j.reflection.TypeUtil

@@ -1,10 +1,10 @@
 """Runs a script in Spark's driver, by spark-submit: packages and settings, signals, exit code.
 
-Signals. spark-submit starts a JVM and that starts the driver's Python. A JVM ends with code 143 on SIGTERM, which would
-end the driver in the middle of a batch, so it is started with SIGTERM, SIGINT and SIGHUP ignored, and Java leaves an
-ignored signal alone. The driver's Python handles them again (`process.exit_on_signals`) and leaves its process id in a
-directory; a signal to this process is sent on to it. So a signal to this process or to the whole group, at any moment,
-ends in the driver's clean stop, and its exit code is the exit code of all.
+Signals. spark-submit starts a JVM, and that starts the driver's Python. A JVM ends with code 143 on SIGTERM, which
+would end the driver in the middle of a batch. So the JVM is started with SIGTERM, SIGINT and SIGHUP ignored, and Java
+leaves an ignored signal alone. The driver's Python handles them again (`process.exit_on_signals`) and writes its
+process id into a directory; this process forwards its signals to that id. So a signal to this process or to the whole
+group, at any moment, leads to the driver's clean stop, and its exit code is the exit code of all.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from commitlake.spark import executors, given, log_lines, process, runtime, sess
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KILLED = 128 + signal.SIGKILL
-"""How the JVM ends when the driver's Python was killed."""
+"""Exit code of the JVM when the driver's Python was killed."""
 _OUT_OF_MEMORY = 52
-"""How Spark ends a JVM in which a task ran out of memory."""
+"""Exit code with which Spark ends a JVM in which a task ran out of memory."""
 _LIBRARY = Path(__file__).parents[2]
 # Printed by every JVM that Spark starts, and about Spark's own choice.
 _NOISE = b"WARNING: Using incubator modules: jdk.incubator.vector"
@@ -41,9 +41,9 @@ def launch(
     """Run a Python script in Spark's driver and return its exit code.
 
     Args:
-        script: which calls `process.exit_on_signals`, for example by `process.main`.
-        arguments: of the script.
-        name: of the application, shown in Spark's UI.
+        script: must call `process.exit_on_signals`, for example by `process.main`.
+        arguments: the script's arguments.
+        name: the application's name, shown in Spark's UI.
         master: Spark's master, for example `local[*]`.
         short_lived: whether the script ends within minutes, so that a quick start beats top speed.
         dry_run: print the spark-submit command instead.
@@ -51,7 +51,7 @@ def launch(
     Raises:
         SetupError: no fitting Java or Spark, or jars that cannot be resolved.
     """
-    settings = session.submit_settings(master, short_lived=short_lived)  # looks at the machine, first of all
+    settings = session.submit_settings(master, short_lived=short_lived)  # checks the machine, first of all
     with tempfile.TemporaryDirectory(prefix="commitlake-launch-") as directory:
         place = Path(directory)
         command, environment = runtime.spark_submit()
@@ -71,7 +71,8 @@ def launch(
 
 def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str]:
     paths = filter(None, [str(_LIBRARY), environment.get("PYTHONPATH")])
-    # There Java knows ASCII only, and turns other letters of a path into `?`. With LANG alone Python sees to it.
+    # In these locales Java knows ASCII only, and turns other letters of a path into `?`. Where only LANG names one,
+    # Python itself changes it.
     is_ascii = environment.get("LC_ALL") in ("C", "POSIX")
     return {
         **({"LC_ALL": "C.UTF-8"} if is_ascii else {}),
@@ -102,7 +103,7 @@ def _shipped(place: Path, others: Mapping[str, str]) -> dict[str, str]:
 
 
 def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """The driver's own interpreter is nothing that executors have."""
+    """Leaves out the driver's own interpreter, which executors do not have."""
     return {name: value for name, value in environment.items() if name != "PYSPARK_PYTHON" or name in os.environ}
 
 
@@ -135,10 +136,10 @@ def _run(command: list[str], environment: dict[str, str], place: Path) -> int:
     reader = threading.Thread(target=_without_noise, args=(spark.stderr,), daemon=True)
     reader.start()
     code = spark.wait()
-    if code in (-signal.SIGKILL, _KILLED, _OUT_OF_MEMORY):  # it would hold its port and its broker for seconds more
+    if code in (-signal.SIGKILL, _KILLED, _OUT_OF_MEMORY):  # the driver would keep its port and broker for seconds
         to_driver(signal.SIGKILL)
     reader.join(timeout=1)
-    if code == _OUT_OF_MEMORY:  # what Python tells of it is that its JVM is gone
+    if code == _OUT_OF_MEMORY:  # Python reports only that its JVM is gone
         sys.stderr.write(log_lines.error(out_of_memory("java.lang.OutOfMemoryError")))
         return code
     with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What stands before every append, where another coordinator may append too."""
+"""The check of every append, where another coordinator may append too."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 class AppendGuard:
-    """Stands before every append of a `Warehouse`; this one lets all pass, which is enough under a lock."""
+    """Checks every append of a `Warehouse`; this base class lets all pass, which is enough under a lock."""
 
     fences = False
-    """Whether others may have appends under way, which `fence` ends."""
+    """Whether others may have appends in flight, which `fence` makes fail."""
 
     def rows(self, rows: DataFrame) -> DataFrame:
-        """What is appended instead of `rows`."""
+        """The rows that are appended instead of `rows`; a subclass adds its check to their plan."""
         return rows
 
     def check(self) -> None:
-        """Looks before a commit, and after its begin, whether it may be made; raises where it may not."""
+        """Called between the begin of a transaction and its commit; raises if it must not be committed."""
 
     def for_tables(self, warehouse: Warehouse) -> AppendGuard:
         """The same guard for the same tables in another session."""
@@ -30,4 +30,4 @@ class AppendGuard:
         return self
 
     def fence(self, topics: Iterable[str]) -> None:
-        """Ends appends that others have under way to these topic tables, before what they hold is read."""
+        """Makes appends that others have in flight to these topic tables fail, before the tables are read."""

@@ -1,7 +1,7 @@
-"""Columns that stand for others: coordinates, hashes, times and names as numbers.
+"""Columns made of others: coordinates, hashes, times, and names of numbers.
 
-As SQL text where batches use them: an expression that Python builds call by call costs 0.2 ms a call, a batch has a
-thousand; Spark parses the same text in less than one of them.
+Batches use them as SQL text. To build an expression in Python costs 0.2 ms a call, and a batch has a thousand calls.
+Spark parses the same text in less time than one call takes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def coordinate(queue: str, offset: str) -> Column:
 
 
 def named_sql(kinds: type[IntEnum], column: str) -> str:
-    """The contract's name of a number."""
+    """The contract's name for a number of `kinds`."""
     cases = " ".join(f"WHEN {int(kind)} THEN '{kind.name}'" for kind in kinds)
     return f"(CASE {column} {cases} END)"
 
@@ -39,7 +39,7 @@ def named(kinds: type[IntEnum], column: str) -> Column:
 
 
 def or_null_sql(column: str) -> str:
-    """What is absent (-1) in a row is null in a table."""
+    """A value as tables have it: null where a row has -1, which means absent."""
     return f"IF({column} >= 0, {column}, NULL)"
 
 
@@ -64,9 +64,10 @@ def hashed_sql(text: str) -> str:
 
 
 def visible_at_sql(at_ms: int) -> str:
-    """`visible_at` of rows whose append begins now: one number for all of them, also where Spark does a task again.
+    """`visible_at` of rows whose append begins now: one number for all of them, even if Spark repeats a task.
 
-    With the time of its batch a row could be read 8.6 s later (p50) on a busy machine, and who read by time missed it.
+    With the time of its batch instead, a row became readable 8.6 s after it (p50) on a busy machine. A consumer that
+    reads by time missed the row.
 
     Args:
         at_ms: Kafka's time, ms since epoch, UTC.

@@ -1,4 +1,4 @@
-"""How tables come into being: by path or in a catalog, and with the columns that an older version did not have."""
+"""The creation of tables, by path or in a catalog, and the columns that a table of an older version lacks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from commitlake.tables.schemas import FILE_RETENTION, TableLayout
 log = logging.getLogger(__name__)
 
 _BEGUN = ("_staged_commits", "_commits", "_sidecars")
-"""Directories that Delta makes in a log before its first commit; the second one is of its older versions."""
+"""Directories that Delta makes in a log before its first commit; its older versions make the second one."""
 
 _FREE = ("delta.appendOnly", "delta.checkpointInterval", "delta.logRetentionDuration", FILE_RETENTION)
-"""Properties on which no file of an append depends."""
+"""Properties that do not change the files of an append."""
 
 
 def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
@@ -45,7 +45,7 @@ def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
 def _create(
     spark: SparkSession, create: Callable[[], object], cut_short: Callable[[AnalysisException], str | None]
 ) -> None:
-    """Creates a table, once more where an error shows the place of one whose creation was cut short."""
+    """Creates a table; retries once if `cut_short` finds in the error the place of a creation that was cut short."""
     try:
         create()
     except AnalysisException as error:
@@ -58,9 +58,9 @@ def _create(
 
 
 def _clear_log(begun: FileSystem) -> None:
-    """Deletes a log that a kill or a full disk has left without a commit; Delta takes it for neither a table nor none.
+    """Deletes a log that a kill or a full disk left without a commit: Delta neither reads it nor creates a table there.
 
-    Only what Delta itself has begun, and nothing that is not empty: another coordinator may commit at this moment.
+    Deletes only what Delta itself has made, and no directory with content: another coordinator may commit just now.
     """
     for name in begun.names(""):
         if name in _BEGUN or name.startswith(".") or name.endswith(".crc"):
@@ -69,7 +69,7 @@ def _clear_log(begun: FileSystem) -> None:
 
 
 def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> None:
-    """Creates a table with a quoted catalog name, unless it is there. Delta's builder takes no catalog, SQL does.
+    """Creates a table with a quoted catalog name, unless it is there; by SQL, since Delta's builder takes no catalog.
 
     Args:
         spark: a session with the Delta extension.
@@ -86,7 +86,7 @@ def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: 
         if error.getCondition() != "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION":
             return None
         place = (error.getMessageParameters() or {}).get("tableLocation")
-        return None if place is None or DeltaTable.isDeltaTable(spark, place) else place  # a table may be another's
+        return None if place is None or DeltaTable.isDeltaTable(spark, place) else place  # a whole table is another's
 
     _create(spark, partial(spark.sql, create), cut_short)
 
@@ -101,7 +101,7 @@ def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], ta
         table: the columns that it should have.
 
     Raises:
-        WarehouseError: it has columns of something else.
+        WarehouseError: its columns are not those of an older version.
     """
     missing = _added_since(found, table)
     if missing:
@@ -116,7 +116,7 @@ def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], ta
 
 
 def _added_since(found: list[str], table: TableLayout) -> list[str]:
-    """Columns that came with later versions, as SQL adds them; none in a table of another application."""
+    """Missing columns that later versions added, as SQL adds them; none for a table of another application."""
     if found != [name for name in table.columns if name in found]:
         return []
     return [
@@ -127,10 +127,10 @@ def _added_since(found: list[str], table: TableLayout) -> list[str]:
 
 
 def is_as_made(metadata: Any, table: TableLayout) -> bool:
-    """Whether files of a layout's columns are what Delta's writer would write to a table.
+    """Whether plain files with a layout's columns are what Delta's writer would write to a table.
 
-    Else its owner has given it constraints, defaults, generated or mapped columns, other partitions, or a property that
-    Delta's writer heeds, such as those for compaction or a change feed.
+    If not, the owner has added constraints, defaults, generated or mapped columns, other partitions, or a property that
+    Delta's writer obeys, such as those for compaction or a change feed.
 
     Args:
         metadata: Delta's `Metadata` of the table.
@@ -145,12 +145,12 @@ def is_as_made(metadata: Any, table: TableLayout) -> bool:
 
 
 def _heeded(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties that Delta's writer heeds; one that says that columns are not mapped is the default."""
+    """The properties that Delta's writer obeys; unmapped columns are the default, so that property may be absent."""
     own = {name: value for name, value in properties.items() if name.startswith("delta.") and name not in _FREE}
     return {"delta.columnMapping.mode": "none", **own}
 
 
 def _by_name(schema: str) -> list[dict[str, Any]]:
-    """Columns with all that Delta notes of them."""
+    """The columns of a schema, sorted by name, with all of Delta's metadata."""
     fields: list[dict[str, Any]] = json.loads(schema)["fields"]
     return sorted(fields, key=lambda field: str(field["name"]))

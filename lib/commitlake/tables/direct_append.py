@@ -1,8 +1,8 @@
-"""Appends by Delta's own transactions; to local tables each begins at the state of the table that this JVM knows.
+"""Appends by Delta's own transactions; on local tables each begins at the table's state that this JVM has in memory.
 
-Delta's writer lists the table's whole log, two or three times an append: with 500 rows it took 118 ms after 400 commits
-and 156 ms after 1 200. This way it takes 78 ms, and one append in some tens lists the log. The commit is Delta's own:
-its conflict check, log store, checkpoints and statistics are those of any append.
+Delta's writer lists the table's whole log two or three times an append. With 500 rows it took 118 ms after 400
+commits, and 156 ms after 1 200. This way it takes 78 ms, and one append in some tens lists the log. The commit is
+Delta's own: its conflict check, log store, checkpoints and statistics are those of any append.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ _CLASSES = (
     *("org.apache.spark.sql.delta.DeltaLog", "org.apache.spark.sql.delta.actions.Action"),
 )
 _MOST_COMMITS = max(CHECKPOINT_INTERVALS) + 1
-"""Since the checkpoint with which the known state begins: of a newer one it learns by a look through the log only, and
-all commits since the older one would be kept, and read for the next one."""
+"""Limit of the commits since the checkpoint with which the known state begins. Only a listing of the log finds a newer
+checkpoint; without one all commits since the older checkpoint would be kept, and read for the next one."""
 _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
 
 
 class DirectAppend:
     """Appends to tables below a place.
 
-    On local disks only for tables with one writer, whose other commits come from this JVM, such as those of
-    maintenance; two of these at once are Delta's conflict, as always. Those of other processes are seen, too, at the
-    cost of a look through the log, but for one that comes while this one is written: there Delta's log stores look, and
-    then write. Off local disks each append looks through the log.
+    On local disks only for tables with one writer, whose other commits, such as those of maintenance, come from this
+    JVM. Delta detects a conflict between two of these, as always. A commit of another process is seen, too, at the cost
+    of a listing of the log. A commit that comes during this one is not seen: on local disks Delta's log stores first
+    look for the file and then write it. Off local disks each append lists the log.
 
     Args:
         spark: the session that appends.
         place: the place.
 
     Raises:
-        Py4JError: a platform locks the internal classes of Delta away that it takes.
+        Py4JError: the platform blocks the internal classes of Delta that this class uses.
         TypeError: this version of Delta lacks them.
     """
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._spark = spark
         jvm: Any = spark.sparkContext._jvm
-        # By their whole names: for each part of one, such as `java`, the JVM looks through all jars in vain. That took
+        # By their whole names: step by step, the JVM searches all jars in vain for each part, such as `java`. That took
         # two fifths of a commit's CPU.
         self._jvm = SimpleNamespace(**{name.rpartition(".")[2]: getattr(jvm, name) for name in _CLASSES})
         self._write_operation, self._none = getattr(jvm, _WRITE), self._jvm.Option.empty()
@@ -71,7 +71,7 @@ class DirectAppend:
         self._begun(place)
 
     def append(self, rows: DataFrame, table: str, marker: Mapping[str, Any] | None) -> None:
-        """Appends rows to a table in one commit; none where there are no rows.
+        """Appends rows to a table in one commit; makes no commit if there are no rows.
 
         Args:
             rows: with just the table's columns.
@@ -91,14 +91,14 @@ class DirectAppend:
         marker: Mapping[str, Any] | None,
         check: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Appends rows that the driver has, as `append`; returns False where only Delta's writer knows the table.
+        """Appends rows that the driver has, as `append`; appends nothing and returns False if the table was altered.
 
         Args:
             rows: with just the table's columns.
             table: its place, which may be off local disks; it must exist.
             layout: the columns that it was made with.
             marker: as of `append`.
-            check: is called between the begin of the transaction and its commit, and raises where there may be none.
+            check: called between the begin of the transaction and its commit; raises if it must not be committed.
         """
         begun = self.begin(table)
         if not is_as_made(begun.metadata(), layout):
@@ -126,7 +126,7 @@ class DirectAppend:
         """A transaction of Delta on a table.
 
         Raises:
-            WarehouseError: it is not there any more.
+            WarehouseError: the table does not exist any more.
         """
         begun = self._begun(table)
         if begun.readVersion() < 0:
@@ -136,15 +136,15 @@ class DirectAppend:
 
     def _begun(self, table: str) -> Any:
         session: Any = self._spark._jsparkSession
-        self._jvm.SparkSession.setActiveSession(session)  # of this thread
+        self._jvm.SparkSession.setActiveSession(session)  # for this thread
         found = self._jvm.DeltaLog.forTable(session, table)
         known = found.unsafeVolatileSnapshot()
         is_newest = is_local(table) and _is_newest(known.logSegment(), local_path(table) / "_delta_log")
         return found.startTransaction(self._none, self._jvm.Option.apply(known) if is_newest else self._none)
 
     def operation(self, marker: Mapping[str, Any] | None) -> Any:
-        """What the log says of a commit: an append; later versions of Delta have further, optional fields."""
-        by = self._jvm.Option.apply(self._seq(self._jvm.List.of()))  # as the writer of an append gives it
+        """The log's description of a commit: an append. Later versions of Delta have further, optional fields."""
+        by = self._jvm.Option.apply(self._seq(self._jvm.List.of()))  # as Delta's writer passes it for an append
         text = self._none if marker is None else self._jvm.Option.apply(json.dumps(marker, separators=(",", ":")))
         given = [self._jvm.SaveMode.Append, by, self._none, text]
         return self._write_operation(*given, *[self._none] * (self._fields - len(given)))
@@ -155,12 +155,12 @@ class DirectAppend:
         return int(made.getParameterCount())
 
     def written(self, rows: DataFrame, table: str) -> list[dict[str, Any]]:
-        """Writes the files of an append and does not commit them; returns Delta's `add` actions."""
+        """Writes the files of an append without a commit; returns Delta's `add` actions."""
         actions = self.begin(table).writeFiles(rows._jdf)
         return [json.loads(action.json())["add"] for action in self._jvm.CollectionConverters.asJava(actions)]
 
     def commit(self, adds: Sequence[Mapping[str, Any]], begun: Any, operation: Any) -> None:
-        """Commits files that are in a table's directory, by a transaction on it."""
+        """Commits files in a table's directory, by the transaction `begun` on that table."""
         actions = self._jvm.ArrayList()
         for add in adds:
             actions.add(self._jvm.Action.fromJson(json.dumps({"add": add})))
@@ -171,29 +171,29 @@ class DirectAppend:
 
 
 def _is_newest(known: Any, commits: Path) -> bool:
-    """Whether a table's newest commit is the last one of a `LogSegment` of Delta, which is short enough."""
+    """Whether a `LogSegment` of Delta ends with the table's newest commit, and is short enough."""
     version = known.version()
     try:
         newest = (commits / file_name(version)).stat()
-    except FileNotFoundError:  # the table is gone, or was made again
+    except FileNotFoundError:  # the table is gone, or was created again
         return False
     is_same = newest.st_mtime_ns // 1_000_000 == known.lastCommitFileModificationTimestamp()
     last = _checkpointed(commits)
     is_last = not (commits / file_name(version + 1)).exists() and last <= version
-    has_hole = last < version - 1 and not (commits / file_name(version - 1)).exists()  # it was made again meanwhile
+    has_hole = last < version - 1 and not (commits / file_name(version - 1)).exists()  # created again meanwhile
     return is_same and is_last and not has_hole and known.deltas().size() < _MOST_COMMITS
 
 
 def _checkpointed(commits: Path) -> int:
-    """Up to which commit there is a checkpoint: later ones may have been cleaned up, and leave a hole in the log."""
+    """Version of the newest checkpoint: commits before it may be gone, so a missing one need not be the log's end."""
     try:
         return int(json.loads((commits / "_last_checkpoint").read_bytes())["version"])
-    except (OSError, LookupError, TypeError, ValueError, OverflowError):  # Delta gets along without it
+    except (OSError, LookupError, TypeError, ValueError, OverflowError):  # Delta works without that file
         return -1
 
 
 def found(spark: SparkSession, place: str) -> DirectAppend | None:
-    """What appends to the tables at a place; None where Delta's writer has to: in a newer Delta."""
+    """The `DirectAppend` for the tables at a place; None where Delta's writer must append: in a newer Delta."""
     try:
         return DirectAppend(spark, place)
     except (Py4JError, PySparkException, TypeError, ValueError) as error:

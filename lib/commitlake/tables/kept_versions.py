@@ -1,4 +1,4 @@
-"""Whether a stream can begin at a version of a table: its log, and the files that it added since, may be gone."""
+"""Whether a stream can begin at a version of a table: later commits, or the files that they added, may be gone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _MOST = 5_000
 def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool | None:
     """Whether all commits from a version on are in the log, and the files that they added are there.
 
-    Compaction puts one file in the place of many, which VACUUM deletes later, the oldest ones first. So only those are
-    looked up that the first compaction took. Where there are very many commits before one, it is not known either.
+    Compaction replaces many files by one, and VACUUM deletes the replaced files later, the oldest first. So only the
+    files that the first compaction replaced are looked up. If more than `_MOST` commits come before it, nothing is
+    known, and the answer is False.
 
     Args:
         spark: any session of the application.
@@ -29,7 +30,7 @@ def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool |
         newest: the newest version.
 
     Returns:
-        None when the log is not where a table without a catalog has it.
+        None when the log is not below `place`, where a table without a catalog has it.
     """
     files = FileSystem(spark, place)
     if _commit(files, newest) is None:

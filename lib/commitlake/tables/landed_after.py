@@ -16,18 +16,18 @@ from commitlake.tables import commits
 AFTER = "after"
 """In the marker of a batch's commit to a topic: the newest landing that may have written to the table before."""
 _APPEND = '"operation":"WRITE"'
-"""A marker of another commit says nothing: an owner's session may still have the one that a start has asked for."""
+"""Only markers of appends count: an owner's session may go on writing the marker that a start has asked for."""
 _MOST = 20
-"""Commits to look at: above the newest of a landing or a batch are those of maintenance and of a topic's owner."""
+"""Commits to look at: after the newest one of a landing or a batch come those of maintenance and a topic's owner."""
 
 
 def written_after(log_of: Callable[[str], FileSystem | None], names: Sequence[str], landing_id: int) -> list[str]:
-    """Those tables to which a later landing may have written.
+    """The tables to which a later landing may have written.
 
     Args:
-        log_of: the log of a table.
+        log_of: returns the log of a table.
         names: the tables.
-        landing_id: the landing; -1 where none is known, then all are.
+        landing_id: the landing; with -1, where none is known, all tables are returned.
     """
     if landing_id < 0:
         return list(names)
@@ -37,7 +37,7 @@ def written_after(log_of: Callable[[str], FileSystem | None], names: Sequence[st
 
 
 def landed_after(log: FileSystem | None, landing_id: int) -> bool:
-    """Whether a table's log may have a commit of a later landing; also where that is not known."""
+    """Whether a table's log may have a commit of a later landing; True, too, where that is not known."""
     if log is None:
         return True
     with suppress(ValueError, Py4JJavaError):  # a damaged file, which Delta may do without

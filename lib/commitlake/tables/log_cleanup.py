@@ -1,4 +1,4 @@
-"""Delta's log of a table, which Delta itself shortens at midnight only, and in the middle of a commit."""
+"""Cleanup of a table's Delta log, which Delta itself does only at midnight, and in the middle of a commit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ log = logging.getLogger(__name__)
 
 
 def forget(table: DeltaTable, keep_ms: int) -> None:
-    """Deletes what the log holds of commits that are older, as far as a checkpoint stands for them.
+    """Deletes commits older than `keep_ms` from the log, as far as a checkpoint covers them.
 
-    Each look of a stream, and each append of Delta's writer, lists the whole log: 1.5 s for the 43 000 commits of a day
-    at one each 2 s, 0.1 s for those of an hour. Another maker's Delta may not have this; there it stays as it is.
+    Each poll of a stream, and each append of Delta's writer, lists the whole log. With a commit every 2 s that takes
+    1.5 s for the 43 000 of a day, and 0.1 s for those of an hour. Another vendor's Delta may lack this method; there
+    the log stays as it is.
     """
     context: Any = table.toDF().sparkSession.sparkContext
     jvm = context._jvm

@@ -14,8 +14,8 @@ CHECKPOINT_INTERVALS = (
     *(41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83),
     *(89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139),
 )
-"""Commits from checkpoint to checkpoint of a table: primes, which first meet after 1 763. Of the intervals from 40 to
-60 four meet at each 720th commit, and a round of a hundred topics took 4.9 s there instead of 1.6 s."""
+"""Commits between two checkpoints of a table: primes, which first coincide after 1 763 commits. Of the intervals from
+40 to 60, four coincide at each 720th commit: a round of a hundred topics took 4.9 s there, not 1.6 s."""
 
 
 class TableName(str):
@@ -37,8 +37,8 @@ class TableName(str):
     def layout(self) -> TableLayout:
         """Columns, partitions and properties.
 
-        Tables differ in their checkpoints: those that get a commit in the same rounds would write theirs in one round,
-        which took 38 s with a hundred topics.
+        Tables differ in their checkpoint intervals. With one interval, tables that get a commit in the same rounds
+        would all write their checkpoints in one round, which took 38 s with a hundred topics.
         """
         layout = TOPIC if self.topic else TABLES[self]
         nth = crc32(self.topic.encode()) if self.topic else list(TABLES).index(self)

@@ -9,7 +9,7 @@ from commitlake.protocol.states import Kind
 
 
 def newest(transactions: DataFrame) -> DataFrame:
-    """The newest ledger row of each half message: a RESUME opens a round, and each round that ends has a row."""
+    """The ledger row of each half message's newest round that has ended."""
     keys = ["queue", "half_offset"]
     rest = [name for name in transactions.columns if name not in keys]
     last = F.max_by(F.struct(*rest), F.col("round")).alias("row")
@@ -17,7 +17,7 @@ def newest(transactions: DataFrame) -> DataFrame:
 
 
 def reopened(reentries: DataFrame) -> DataFrame:
-    """The newest RESUME of each first half message: its round and time (ms)."""
+    """The newest RESUME of each first half message: the round that it opened, its time (ms) and its offset."""
     halves = reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
     latest = F.max(F.struct("round", "since", "op_offset")).alias("r")
     return (

@@ -1,6 +1,6 @@
-"""The Delta tables: their columns in order, partitions, and what a table has statistics on.
+"""The Delta tables: their columns in order, partitions, and columns with statistics.
 
-Column names, types and order are what other programs read; every timestamp is UTC.
+Other programs rely on column names, types and order; every timestamp is UTC.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _TYPES: dict[str, DataType] = {
 }
 
 
-# A commit a second makes 86 400 log files a day, all of which each commit must list, and compaction leaves a tombstone
-# for each file in the state of the table. Delta's 30 days and 7 days are too long for that. Topic tables keep their log
-# that long all the same: a consumer that was away reads on from where it was.
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
-"""How long files stay that compaction replaced. Delta 4.3's VACUUM goes by it and not by what it is told, and an
-earlier one spares no file that the table has forgotten. So maintenance sets it to its own retention."""
+"""How long files stay that compaction replaced. VACUUM of Delta 4.3 obeys this property and not its argument. VACUUM of
+earlier versions keeps no file that the table has forgotten. So maintenance sets the property to its own retention."""
 
 
 def interval(ms: int) -> str:
-    """A duration as a table property has it."""
+    """A duration as the text of a table property."""
     return f"interval {ms // 1_000} seconds"
 
 
+# A commit a second makes 86 400 log files a day, and each commit must list all of them. Compaction leaves a tombstone
+# for each file in the table's state. Delta's 30 days and 7 days are too long for that. Topic tables keep their log that
+# long nevertheless: a consumer that was away continues where it was.
 _OWN_LOG = {"delta.logRetentionDuration": "interval 1 day", FILE_RETENTION: interval(HOUR_MS)}
 _TOPIC_LOG = {"delta.logRetentionDuration": "interval 30 days", FILE_RETENTION: interval(7 * DAY_MS)}
 
@@ -71,8 +71,8 @@ class TableLayout:
         partition_by: Its partition columns.
         stats: Columns with min/max statistics; without the list Delta would gather them for ids and bodies too.
         append_only: Whether Delta refuses deletes and updates (`delta.appendOnly`).
-        checkpoint_interval: After how many commits Delta writes a checkpoint. Tables get a commit a second: with the
-            default of 10 every tenth took 3 to 5 s.
+        checkpoint_interval: Commits after which Delta writes a checkpoint. Tables get a commit a second: with the
+            default of 10 every tenth commit took 3 to 5 s.
     """
 
     schema: StructType
@@ -91,7 +91,7 @@ class TableLayout:
         return {
             **(_TOPIC_LOG if self.append_only else _OWN_LOG),
             "delta.enableDeletionVectors": "false",
-            "delta.columnMapping.mode": "none",  # whatever a session's default is: readers without Spark take names
+            "delta.columnMapping.mode": "none",  # whatever a session's default is: readers without Spark go by name
             "delta.checkpointInterval": str(self.checkpoint_interval),
             "delta.dataSkippingStatsColumns": ",".join(self.stats),
             **({"delta.appendOnly": "true"} if self.append_only else {}),
@@ -280,15 +280,15 @@ TABLES: dict[str, TableLayout] = {
     "epochs": TableLayout(columns(EPOCHS), (), ("epoch", "started_at")),
     "destinations": TableLayout(columns(DESTINATIONS), (), ("created_at",)),
     "rejected": TableLayout(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
-    # How far the queries of `topics.to_kafka` came.
+    # How far the queries of `topics.to_kafka` have read.
     "forwarded": TableLayout(columns(FORWARDED), (), ("next_version",)),
-    # Each run of retention: what ended before `ended_before` may be gone.
+    # A row for each run of retention: rows that ended before `ended_before` may be gone.
     "maintenance": TableLayout(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
-    # Each complete landing: where the next one goes on.
+    # A row for each complete landing: the offsets at which the next one continues.
     "positions": TableLayout(columns(POSITIONS), (), ("landing_id",)),
     # Rows that coordination sends back to its own input; no reader outside needs them.
     "reentries": TableLayout(columns(REENTRIES), (), ("batch_id",)),
-    # What was open when maintenance ran last, so that a start works out only what came since.
+    # Rows that were open when maintenance last ran, so that a start looks only at what came since.
     "open_rows": TableLayout(columns(OPEN_ROWS), (), ("kind",)),
 }
 

@@ -1,6 +1,6 @@
-"""Files of a few rows, written by the driver: of an append of 1 000 rows a Spark job takes nine tenths of the time.
+"""Files of a few rows, written by the driver: in an append of 1 000 rows a Spark job takes nine tenths of the time.
 
-They are what Spark would write: the same types, the same compression, and the statistics by which Delta skips files.
+The files are as Spark would write them: the same types and compression, and the statistics by which Delta skips files.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from commitlake.protocol.clock import now_ms
 from commitlake.tables.schemas import TableLayout
 
 MOST_ROWS, MOST_BYTES = 20_000, 16 << 20
-"""Of one landing or batch that the driver writes: it holds them two or three times."""
+"""Limits of one landing or batch that the driver writes, which it holds in memory two or three times."""
 _LONGEST, _LAST = 32, "\U0010ffff"
-"""Characters of a string that statistics have, as Delta's; and what stands for the rest of the greatest one."""
+"""Characters of a string that statistics keep, as Delta's do, and the character that replaces the rest of a maximum."""
 _CODECS = {name: name for name in ("gzip", "brotli", "zstd", "none")} | {"uncompressed": "none", "lz4_raw": "lz4"}
-"""By Spark's names, as pyarrow calls them; what only Spark knows is snappy, its default."""
+"""pyarrow's names of codecs by Spark's; a codec that only Spark knows becomes snappy, Spark's default."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Adds = list[dict[str, Any]]
 """Delta's `add` actions."""
 Values = dict[str, str | None]
-"""Of partition columns, as Delta's log has them."""
+"""Values of partition columns, as Delta's log has them."""
 
 
 def are_few(rows: int, size: int = 0) -> bool:
-    """Whether the driver writes so many rows of so many bytes; else a Spark job does."""
+    """Whether the driver writes `rows` rows of `size` bytes in all; if not, a Spark job does."""
     return rows <= MOST_ROWS and size <= MOST_BYTES
 
 
@@ -43,13 +43,13 @@ def by_topic(rows: pa.Table, topics: Iterable[str]) -> list[pa.Table]:
 
 
 def written(rows: pa.Table, layout: TableLayout, codec: str, write: Callable[[str, bytes], None]) -> Adds:
-    """Writes a file for each value of the partition columns; what is not committed then no log names.
+    """Writes a file for each value of the partition columns; until the caller commits them, no log names them.
 
     Args:
         rows: with just the table's columns, as Spark's Arrow has them.
-        layout: its partition columns, of whole numbers, and what it has statistics on.
-        codec: how files are compressed, by Spark's name.
-        write: writes a file, whole, by its path below the table.
+        layout: the table's partition columns, of whole numbers, and its columns with statistics.
+        codec: Spark's name of the compression.
+        write: writes a whole file to a path below the table.
     """
     return [_written(part, values, layout, codec, write) for values, part in _parts(rows, layout.partition_by)]
 
@@ -72,7 +72,7 @@ def _written(
     folders = [f"{name}={_NULL if value is None else value}" for name, value in values.items()]
     path = "/".join([*folders, f"part-00000-{uuid4()}.parquet"])
     file = pa.BufferOutputStream()
-    # Dictionaries are of use in large files only; maintenance makes those.
+    # Dictionaries help only in large files, which maintenance makes.
     pq.write_table(rows, file, compression=_CODECS.get(codec, "snappy"), use_dictionary=False, store_schema=False)
     content = file.getvalue().to_pybytes()
     write(path, content)
@@ -87,11 +87,11 @@ def _written(
 
 
 def statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
-    """What Delta's log says of a file, so that a query skips it; no row is ever outside of it.
+    """A file's statistics in Delta's log, by which a query skips it; no row is ever outside of their bounds.
 
     Args:
-        rows: of the file.
-        columns: of numbers, strings or timestamps.
+        rows: the rows of the file.
+        columns: names of columns with numbers, strings or timestamps.
     """
     ends = {name: _ends(rows[name]) for name in columns}
     return {
@@ -103,7 +103,7 @@ def statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    """No value is below the first one, or above the second one."""
+    """A lower and an upper bound of the column's values."""
     is_time = pa.types.is_timestamp(column.type)
     low, high = pc.min_max(column.cast(pa.int64()) if is_time else column).as_py().values()
     if isinstance(low, str):

@@ -1,4 +1,4 @@
-"""Spans: ranges of offsets by which Delta skips the files that hold none of what is looked for."""
+"""Spans: ranges of offsets by which Delta skips files without rows of interest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
 
-_GAPS = 16  # left out of the spans of a batch; each is one more comparison a row
-_CELLS = 10_000  # segments that unmatched ops are about; ops of a flood may name as many as they like
+_GAPS = 16  # the widest ones stay between the spans of a batch; each costs one more comparison a row
+_CELLS = 10_000  # limit of segments to collect: a flood of unmatched ops may name any number
 
 
 @dataclass(frozen=True)
 class Span:
-    """The offsets of one queue that some events touch; both ends belong to it."""
+    """A range of offsets of one queue; both ends belong to it."""
 
     queue: int
     low: int
@@ -52,9 +52,9 @@ def spans_of(frame: DataFrame, queue: str, offset: str) -> list[Span]:
 
 
 def joined(spans: list[Span]) -> list[Span]:
-    """Few spans that hold all these: neighbours become one, but at the widest gaps.
+    """Few spans that hold all of `spans`: neighbours are joined, except at the widest gaps.
 
-    An old message and a new one may end in one batch, and all that lies between them need not be read.
+    An old message and a new one may end in one batch, and the rows between them need not be read.
     """
     spans = sorted(spans, key=lambda span: (span.queue, span.low))
     gaps = sorted(after.low - before.high for before, after in pairwise(spans) if before.queue == after.queue)

@@ -1,6 +1,6 @@
 """An append to the tables of many topics: one Spark job writes all files, then Delta commits them table by table.
 
-A job for each table is what costs: 2 000 rows of 100 topics took 8.2 s, four tables at a time, and take 1.0 s this way.
+One job for each table is slow: 2 000 rows of 100 topics took 8.2 s, four tables at a time, and take 1.0 s this way.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from commitlake.tables.table_errors import explain_failure
 _LAYOUT = TableLayout(
     StructType([StructField("digest", StringType()), *TOPIC.schema]), ("digest", *TOPIC.partition_by), TOPIC.stats
 )
-"""With a digest of the topic: its name may be too long for a directory once it is escaped, or mean null to Spark."""
+"""By a digest of the topic: its name may be too long for a directory once it is escaped, or mean null to Spark."""
 
 
 class _Step(NamedTuple):
-    """What the commits of an append share: the rows with `topic`, and Delta's operation, which has the marker."""
+    """Values that an append's commits share: the rows with `topic`, and Delta's operation, which has the marker."""
 
     rows: DataFrame
     marker: Mapping[str, Any] | None
@@ -44,24 +44,24 @@ class _Step(NamedTuple):
 class StagedAppend:
     """Writes files into a scratch table, moves each into the table of its topic, and lets Delta commit it there.
 
-    What a kill leaves is a file that no log names: VACUUM deletes it, or the next start does, with the scratch table.
+    A kill leaves files that no log names. VACUUM deletes them, or the next start does, with the scratch table.
 
     Only for local warehouses: elsewhere a move may be a copy, and a newer coordinator fences appends.
 
     Args:
         spark: the session that appends.
-        direct: what commits.
-        place: a local directory for the scratch table, on the disk of the topics' tables; what is there is deleted.
+        direct: commits the files.
+        place: a local directory for the scratch table, on the disk of the topics' tables; its content is deleted.
     """
 
     def __init__(self, spark: SparkSession, direct: DirectAppend, place: str) -> None:
         self._spark, self._direct, self._place = spark, direct, local_path(place)
         if self._place.exists():
             shutil.rmtree(self._place)
-        create_at_path(spark, place, _LAYOUT)  # it stays empty: it lends Delta's writer its columns
+        create_at_path(spark, place, _LAYOUT)  # stays empty: Delta's writer takes the columns from it
 
     def append(self, rows: DataFrame, tables: Mapping[str, str], marker: Mapping[str, Any] | None) -> None:
-        """Appends rows, in one commit for each table; when one fails, the others are there, as of appends one by one.
+        """Appends rows, in one commit for each table; if one fails, the others are there, as with separate appends.
 
         Args:
             rows: of topic tables, with `topic`.
@@ -92,7 +92,7 @@ class StagedAppend:
         if is_as_made(begun.metadata(), TOPIC):
             own = [add | {"path": quote(str(self._moved(add, local_path(table))))} for add in adds]
             self._direct.commit(own, begun, step.operation)
-        else:  # Delta's writer knows of constraints, defaults and columns that were mapped or renamed
+        else:  # Delta's writer applies constraints, defaults, and mapped or renamed columns
             for add in adds:
                 self._delete(self._place / unquote(add["path"]))
             rows = step.rows.where(F.col("topic") == topic).drop("topic")
@@ -107,6 +107,6 @@ class StagedAppend:
         return own
 
     def _delete(self, staged: Path) -> None:
-        """Deletes what is left of a staged file, and that of Hadoop's own file system beside it."""
+        """Deletes a staged file, and the checksum that Hadoop's file system keeps beside it."""
         for path in (staged, staged.with_name(f".{staged.name}.crc")):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What is told where a table can't be read or written."""
+"""The errors of a table that can't be read or written."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ _DAMAGED = (
 
 @contextmanager
 def reading(place: str, topic: str | None) -> Iterator[None]:
-    """A context in which Spark looks for a table.
+    """A context in which Spark opens a table.
 
     Args:
-        place: of the table.
-        topic: whose table it is, None: a fixed one.
+        place: path or catalog name of the table.
+        topic: the topic of the table; None: it is a fixed table.
 
     Raises:
-        NoTableError: it is not there.
+        NoTableError: the table does not exist.
         WarehouseError: its log is damaged.
     """
     try:
         yield
-    except (PySparkException, Py4JError) as error:  # Java's IllegalStateException is one of Py4J's
+    except (PySparkException, Py4JError) as error:  # Java's IllegalStateException comes as Py4JError
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         wrong = damage.of_log(local_path(place)) if is_local(place) else ""
         if wrong or condition in _DAMAGED:
@@ -70,16 +70,16 @@ def reading(place: str, topic: str | None) -> Iterator[None]:
 
 
 def explain_failure(place: str, write: Callable[[], _T]) -> _T:
-    """Writes to a table.
+    """Runs a write to a table; returns its result.
 
     Args:
-        place: of the table.
-        write: does it.
+        place: path or catalog name of the table.
+        write: the write.
 
     Raises:
         FencedError: a newer coordinator has started.
         SetupError: Java has run out of memory.
-        WarehouseError: that failed; it names the table.
+        WarehouseError: the write failed; the error names the table.
     """
     try:
         return write()

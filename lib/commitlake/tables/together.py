@@ -1,7 +1,8 @@
-"""Whether the tables of a warehouse are of one moment: a copy that was made while a coordinator ran may not be.
+"""Whether the tables of a warehouse are of one moment; those of a copy made while a coordinator ran may not be.
 
-`positions` comes last in a landing, `batches` in a batch. Their commits name the tables that were written before, each
-with its newest landing or batch; a table that has less was copied earlier, and what it lacks would never land again.
+`positions` is written last in a landing, `batches` in a batch. Their commits name the tables that were written before,
+each with its newest landing or batch. A table that ends before that one was copied earlier, and the rows that it lacks
+would never land again.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from commitlake.tables import commits
 from commitlake.tables.names import TableName
 
 LAST = {"positions": "landing_id", "batches": "batch_id"}
-"""The table that comes last, and the field by which markers count what it ends."""
+"""The tables that are written last, each with the field of markers that numbers landings or batches."""
 _TABLES = "tables"
 COPIED = (
     "this is a copy of a warehouse whose coordinator ran meanwhile; bring back one that was made by commitlake backup, "
     "or while none ran"
 )
 _MOST = 16
-"""Tables that a commit names, those of the newest numbers: a start looks into the log of each, some 50 ms."""
+"""Tables that a commit names, those with the newest numbers: a start reads the log of each, in some 50 ms."""
 Marker = Mapping[str, Any]
 
 
 class Written:
-    """What this run has written: the newest landing and batch of each table."""
+    """The newest landing and batch that this run has written to each table."""
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, int]] = {field: {} for field in LAST.values()}
 
     def note(self, name: str, marker: Marker | None) -> Marker | None:
-        """Takes the marker of an append; returns it, with the tables before it where it comes last."""
+        """Notes the marker of an append and returns it; for a table of `LAST` with the tables written before it."""
         if marker is None:
             return None
         if name in LAST:
             newest = sorted(list(self._newest[LAST[name]].items()), key=lambda each: -each[1])
             return {**marker, _TABLES: dict(newest[:_MOST])} if newest else marker
         for field, newest_of in self._newest.items():
-            newest_of.pop(str(name), None)  # an older one says nothing more, and a start would look for it for long
+            newest_of.pop(str(name), None)  # an older number proves nothing now, and a start would search for it long
             if field in marker:
                 newest_of[str(name)] = marker[field]
         return marker
@@ -56,10 +57,10 @@ def markers(log: FileSystem | None) -> Iterator[tuple[int, Marker]]:
 
 
 def check(log_of: Callable[[str], FileSystem | None]) -> None:
-    """Refuses tables of different moments.
+    """Rejects tables of different moments.
 
     Args:
-        log_of: the log of a table, None where it can't be read.
+        log_of: returns the log of a table, None where it can't be read.
 
     Raises:
         WarehouseError: a table lacks what another one says is complete.
@@ -81,9 +82,10 @@ def _named(log: FileSystem | None) -> Mapping[str, int]:
 
 
 def _newest(log: FileSystem | None, field: str, number: int) -> int | None:
-    """The newest number of a field; none above `number` is looked for. A topic's owner may put any into a marker.
+    """The greatest number of a field in a table's markers; the search ends once it reaches `number`.
 
-    None without any: its commits were forgotten, or its owner made it anew.
+    A topic's owner may write any number into a marker.
+    None if no marker has the field: the commits were cleaned up, or the topic's owner created the table again.
     """
     most = None
     for _, marker in markers(log):

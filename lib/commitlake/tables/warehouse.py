@@ -41,10 +41,10 @@ Marker = Mapping[str, Any]
 Now = Callable[[], int] | None
 _CATALOG = "schema:"
 _SIDE_BY_SIDE = 4
-"""Tables that get an append each: as many run at once, so one job for all of them is hardly sooner."""
+"""Up to so many tables get an append each: as many run at once, so one job for all of them is hardly faster."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
-_TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs make capital letters small
+_TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs turn it to lower case
 
 
 class Warehouse:
@@ -79,7 +79,7 @@ class Warehouse:
         """Creates the fixed tables and columns that are missing; returns whether there was no table.
 
         Raises:
-            WarehouseError: A table there has other columns than this version writes, or is damaged, or gone.
+            WarehouseError: A table has other columns than this version writes, or is damaged, or gone.
         """
         self._must_be_whole()
         with ThreadPoolExecutor(4) as pool:
@@ -96,7 +96,7 @@ class Warehouse:
             damage.refuse(local_path(self.root), TABLES)
 
     def _last_version(self) -> str | None:
-        """The version of the last coordinator, which had all its tables."""
+        """The version of the last coordinator: at its start all tables of that version were there."""
         row = self.read("epochs").agg(F.max_by("version", "epoch").alias("last")).collect()[0]
         return None if row["last"] is None else str(row["last"])
 
@@ -128,15 +128,15 @@ class Warehouse:
         return self.listed_topics() or self.found_topics()
 
     def listed_topics(self) -> set[str]:
-        """Those that `destinations` lists."""
+        """Names of the topics that `destinations` lists."""
         return {row["topic"] for row in self.rows("destinations").select("topic").collect()}
 
     def found_topics(self) -> set[str]:
-        """Those whose tables are there; a coordinator of an older version did not list them."""
+        """Names of the topics whose tables exist; a coordinator of an older version did not list them."""
         if self._in_catalog:
             return set(self._catalog_topics())
         if not is_classic(self.spark):
-            return set()  # no directory can be listed: the topics of an older version show once it was upgraded
+            return set()  # no directory can be listed: topics of an older version appear once it was upgraded
         names = map(topic_names.from_path_name, FileSystem(self.spark, self.root).directories("topics"))
         return {topic for topic in names if self.holds(TableName.of_topic(topic))}
 
@@ -151,7 +151,7 @@ class Warehouse:
         self.add([{"topic": each, "table": name, "created_at": now} for each, name in names.items()], "destinations")
 
     def may_hold(self, topic: str, others: Collection[str] = ()) -> bool:
-        """Whether there can be a table of a new topic here, of its own, beside those of others."""
+        """Whether a new topic can have a table of its own here, beside the tables of `others`."""
         has_twin = topic_names.has_twin(topic, others)
         if not self._in_catalog:
             name = topic_names.path_name(topic)
@@ -171,7 +171,7 @@ class Warehouse:
         """Reads a table, at its newest version or the given one.
 
         Raises:
-            NoTableError: It is not there. On Spark Connect Spark's own error comes, once the rows are looked at.
+            NoTableError: The table does not exist. On Spark Connect Spark raises its own error when rows are read.
         """
         reader = self.spark.read.format("delta")
         if version is not None:
@@ -179,12 +179,12 @@ class Warehouse:
         return self._opened(name, reader)
 
     def rows(self, name: str) -> DataFrame:
-        """Reads a table that is read at once, without a scan where no row ever came: so it is with a third, mostly."""
+        """Reads a table that is used at once; not scanned if it never had a row, as mostly a third of the tables."""
         rows = self.read(name)
         return rows if self.has_grown(name) else rows.where("false")
 
     def stream(self, name: str, **options: str) -> DataFrame:
-        """Reads what is appended to a table as a stream; `options` are Delta's. What an owner changes is skipped."""
+        """Reads appends to a table as a stream; `options` are Delta's. Updates and deletes by an owner are skipped."""
         return self._opened(name, self.spark.readStream.format("delta").options(skipChangeCommits="true", **options))
 
     def _opened(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame:
@@ -193,7 +193,7 @@ class Warehouse:
             return reader.table(place) if self._in_catalog else reader.load(place)
 
     def keeps_versions(self, name: str, since: int) -> bool | None:
-        """Whether a stream can begin at a version; None of a catalog's table, of which nobody looks."""
+        """Whether a stream can begin at a version; None for a catalog's table, which is not checked."""
         if self._in_catalog:
             return None
         return kept_versions.are_kept(self.spark, self.locate(name), since, self.version(name))
@@ -202,7 +202,7 @@ class Warehouse:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
 
         Args:
-            df: Has at least the table's columns, in any order and width; an Arrow table of the driver has just them.
+            df: Rows with at least the table's columns, in any order and width; an Arrow table has just them.
             name: The table.
             marker: Stored as JSON in the commit's userMetadata; see `markers`.
             few: Whether the driver may hold the rows (`small_files.are_few`).
@@ -240,10 +240,10 @@ class Warehouse:
 
         Args:
             rows: Rows with `topic`; cached, or read again for each topic.
-            topics: Those that they are of.
+            topics: The topics of the rows.
             marker: Stored with each commit, as by `append`.
-            now: Gives `visible_at` as the last thing before the write; None where rows have it.
-            few: As of `append`, of all topics together.
+            now: Called right before the write, for `visible_at` (ms since epoch, UTC); None where rows have it.
+            few: As in `append`, for the rows of all topics together.
 
         Raises:
             WarehouseError: A table can't be written; the others are.
@@ -265,7 +265,7 @@ class Warehouse:
         run_all(self.spark, [partial(self.append, *each, marker, few=few) for each in zip(own, names, strict=True)])
 
     def has_grown(self, name: str) -> bool:
-        """Whether there may be rows: of a table whose only commit created it there are none."""
+        """Whether the table may have rows; it has none if its only commit created it."""
         log = self.log(name)
         if log is None or log.exists(commits.file_name(1)) or log.exists("_last_checkpoint"):
             return True
@@ -273,12 +273,12 @@ class Warehouse:
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
 
     def log(self, name: str) -> FileSystem | None:
-        """A table's log; None where it can't be read by itself: in a catalog, and on Spark Connect."""
+        """A table's log; None where its files can't be read: in a catalog, and on Spark Connect."""
         is_there = not self._in_catalog and is_classic(self.spark)
         return FileSystem(self.spark, f"{self.locate(name)}/_delta_log") if is_there else None
 
     def must_be_of_one_moment(self) -> None:
-        """Refuses a copy that was made while a coordinator ran; in a catalog, or on Spark Connect, nobody looks.
+        """Rejects a copy that was made while a coordinator ran; not checked in a catalog, or on Spark Connect.
 
         Raises:
             WarehouseError: a table lacks what another one says is complete.
@@ -286,12 +286,12 @@ class Warehouse:
         together.check(self.log)
 
     def _direct(self) -> DirectAppend | None:
-        """What appends by Delta's own transactions; None where Delta's writer has to."""
+        """None where Delta's writer must append."""
         return None if self._in_catalog else self._found_direct
 
     @property
     def _is_alone(self) -> bool:
-        """Whether a table's newest commit is mostly one of this process, and appends are fenced by nobody."""
+        """Whether a table's newest commit is mostly one of this process, and nobody fences appends."""
         return is_local(self.root) and not self.guard.fences
 
     @cached_property
@@ -299,7 +299,7 @@ class Warehouse:
         return direct_append.found(self.spark, self.root)
 
     def _staging(self) -> StagedAppend | None:
-        """What appends to many tables at once; None where each needs an append of its own."""
+        """None where each table needs an append of its own."""
         direct = self._direct()
         if direct is None or not self._is_alone:
             return None
@@ -309,7 +309,7 @@ class Warehouse:
         return self._staged
 
     def replace(self, df: DataFrame, name: str) -> None:
-        """Replaces all rows of a table, as `append` adds some."""
+        """Replaces all rows of a table in one commit; errors are those of `append`."""
         writer = self._own(df, name).write.format("delta").mode("overwrite")
         explain_failure(self.locate(name), partial(self._save, writer, name))
 
@@ -320,7 +320,7 @@ class Warehouse:
         (writer.saveAsTable if self._in_catalog else writer.save)(self.locate(name))
 
     def table(self, name: str) -> DeltaTable:
-        """The table, for what is not reading or appending."""
+        """The table, for other operations than reading and appending."""
         found = DeltaTable.forName if self._in_catalog else DeltaTable.forPath
         return found(self.spark, self.locate(name))
 

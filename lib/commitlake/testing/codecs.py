@@ -1,8 +1,8 @@
 """The codecs of the contract that only tests need, in plain Python.
 
-Landing decodes half messages, ops and batches, and coordination encodes check requests, both in the JVM. What is here
-reads and writes the same records one by one. A decoder raises `RecordError` with the reason that landing gives, the
-first of several; given `Limits` it knows those of the configuration, too.
+Landing decodes half messages, ops and batches, and coordination encodes check requests, both in the JVM. The functions
+here read and write the same records one by one. A decoder raises `RecordError` with the reason that landing gives, the
+first of several. With `Limits` it checks the limits of the configuration, too.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from commitlake.protocol.wire import (
 
 
 class Limits(NamedTuple):
-    """What a record must respect that was stored at `stored` (ms since epoch, UTC)."""
+    """The limits of a record that was stored at `stored` (ms since epoch, UTC)."""
 
     settings: Settings
     stored: int
 
     def admit(self, topic: str) -> None:
-        """Raise unless there may be messages of that topic."""
+        """Raise `RecordError` unless messages of that topic are allowed."""
         topic_names.check_name(topic)
         rules = self.settings
         topic_names.check_admitted(topic, rules.topics_allowed, rules.topics, rules.topics_max)
@@ -285,7 +285,7 @@ def _member(entry: object, topic: str) -> Member:
 
 
 def _checked(properties: object, topic: str) -> dict[str, str]:
-    """The properties of a member."""
+    """The properties of a member, else `BAD_BATCH`."""
     if not isinstance(properties, dict) or not all(isinstance(text, str) for text in properties.values()):
         _refuse_batch(f"{properties} must be an object of strings")
     if not 1 <= len(properties.get(headers.UNIQ_KEY, "")) <= MAX_ID_LENGTH:

@@ -1,6 +1,7 @@
 """The coordinator in memory: the real state machine and the real producer, a Kafka that is a list, a clock that is set.
 
-What Spark does for the real one is plain Python here: landing (`landing`), the ledger and its resolutions (`ledger`).
+The steps that the real one runs in Spark are plain Python here: landing (`landing`), the ledger and its resolutions
+(`ledger`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NOWHERE = {"kafka.bootstrap_servers": "in-memory:9092", "warehouse": "/in-memor
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a transaction has become.
+    """The outcome of a transaction so far.
 
     Attributes:
         state: `PENDING`, `COMMITTED`, `ROLLED_BACK` or `DISCARDED`.
@@ -59,10 +60,10 @@ class Rejected:
 
 
 class InMemoryCoordinator:
-    """Does what a coordinator does, when it is asked: time stands still until `advance` moves it.
+    """A coordinator that works only when it is called: time stands still until `advance` moves it.
 
-    What a producer has sent is worked off, in the order in which it was sent, by the next look at an outcome or by
-    `advance`. May be sent to from several threads; looked at, and advanced, by one.
+    The next question for an outcome, or `advance`, processes the records that producers have sent, ordered by time,
+    then by queue and offset. Several threads may send; only one may ask for outcomes and call `advance`.
 
     Args:
         conf: keys of the configuration with their values, for example `{"transaction.timeout": "10s"}`.
@@ -96,12 +97,12 @@ class InMemoryCoordinator:
     def producer(
         self, group: str, listener: TransactionListener | None = None, *, fault: Fault | None = None, **options: Any
     ) -> InMemoryProducer:
-        """A producer that has started, as each process of a group has one.
+        """A producer that has started; each process of a group has one.
 
         Args:
             group: producer group.
             listener: runs and looks up local transactions.
-            fault: what befalls the first call that it can befall.
+            fault: happens at the first call at which it can happen.
             options: of `TransactionMQProducer`, by name.
         """
         kafka = self.config.kafka
@@ -114,19 +115,19 @@ class InMemoryCoordinator:
         return made
 
     def join(self, producer: InMemoryProducer) -> None:
-        """Let an instance answer checks of its group; does nothing when it does already."""
+        """Let an instance answer checks of its group; does nothing if it does so already."""
         members = self._members.setdefault(producer.group, [])
         if producer not in members:
             members.append(producer)
 
     def leave(self, producer: InMemoryProducer) -> None:
-        """Ask an instance no more."""
+        """Send an instance no more checks."""
         members = self._members.get(producer.group, [])
         if producer in members:
             members.remove(producer)
 
     def let_check(self) -> None:
-        """Let time pass until a half message that comes now is checked."""
+        """Let time pass until a half message that arrives now is checked."""
         self.advance(timedelta(milliseconds=self.config.transaction.timeout_ms + 1))
 
     @property
@@ -135,7 +136,7 @@ class InMemoryCoordinator:
         return self.config.limits(self._topics)
 
     def append(self, topic: str, queue: int, record: wire.Encoded) -> Position:
-        """Append a record to a Kafka topic, as a program in any language does; returns its position.
+        """Append a record to a Kafka topic, as a program in any language may; returns its position.
 
         Args:
             topic: `half`, `op`, `messages` or `admin`.
@@ -160,7 +161,7 @@ class InMemoryCoordinator:
     # ---- the clock
 
     def advance(self, duration: float | timedelta | str) -> None:
-        """Let time pass: checks are asked of listeners, deadlines run and delays end, each at its time.
+        """Let time pass: listeners get checks, deadlines run and delays end, each at its time.
 
         Args:
             duration: seconds, a `timedelta`, or a text such as `10m`.
@@ -176,7 +177,7 @@ class InMemoryCoordinator:
         self.now = until
         self._settle()
 
-    # ---- what became of it
+    # ---- outcomes
 
     def messages(self, topic: str) -> list[VisibleMessage]:
         """The messages that consumers of a topic see, in the order in which they became visible."""
@@ -184,7 +185,7 @@ class InMemoryCoordinator:
         return self._shown.of(topic)
 
     def outcome(self, transaction_id: str) -> Outcome:
-        """What a transaction has become.
+        """The outcome of a transaction so far.
 
         Args:
             transaction_id: as in a `SendResult`, or `Message.transaction_id`; of several attempts the last counts.
@@ -231,7 +232,7 @@ class InMemoryCoordinator:
     # ---- rounds
 
     def _settle(self) -> None:
-        """Work off what has come and what is due, until nothing is left to do at this time."""
+        """Process records that have come and deadlines that are due, until nothing is left to do at this time."""
         self._ask()
         while self._unread or self._segments.next or self._next_due() <= self.now:
             self._round()
@@ -286,7 +287,7 @@ class InMemoryCoordinator:
     def _landed(
         self, source: str, at: Position, record: wire.Encoded, limits: Limits
     ) -> LandedMessage | LandedOp | None:
-        """What coordination reads of a record; None: nothing, as it is a normal message."""
+        """The message or op that coordination reads; None where it reads nothing, as of a normal message."""
         content = landing.read(source, record, limits)
         if isinstance(content, wire.OpRecord | wire.RecallRecord):
             return landing.op(content, at, limits.stored, is_admin=source == ADMIN)
@@ -330,7 +331,7 @@ class InMemoryCoordinator:
         self._questions.append((record.producer_group, partition, encoded))
 
     def _ask(self) -> None:
-        """Ask the instances that are there; a question that got no answer waits for another one."""
+        """Send checks to the instances that are there; a check that got no answer waits for another instance."""
         waiting, self._questions = self._questions, []
         for group, partition, record in waiting:
             members = [each for each in self._members.get(group, ()) if not each.engine.is_dead]

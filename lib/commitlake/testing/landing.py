@@ -1,4 +1,4 @@
-"""Landing without Spark: a Kafka record becomes what coordination reads of it, or is refused."""
+"""Landing without Spark: a Kafka record becomes a message or op that coordination reads, or is rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commitlake.testing.records import LandedMessage, LandedOp
 
 LandedRecord = wire.HalfRecord | wire.MessageRecord | wire.OpRecord | wire.RecallRecord
 _MOST_IMMUNITY_S = 2**31 - 1
-_NO_CHECK = (-2, -2)  # the answer names a check of another transaction, or none that there can be
+_NO_CHECK = (-2, -2)  # the answer names a check of another transaction, or an impossible one
 
 
 def hashed(text: str) -> int:
@@ -23,12 +23,12 @@ def hashed(text: str) -> int:
 
 
 def read(source: str, record: wire.Encoded, limits: Limits) -> LandedRecord:
-    """What a record says.
+    """Decode a record.
 
     Args:
         source: its Kafka topic, without the prefix.
         record: its bytes.
-        limits: what it must respect.
+        limits: the limits that it must respect.
 
     Raises:
         RecordError: with the reason that it has in `rejected`.
@@ -59,7 +59,7 @@ def half_message(record: wire.HalfRecord, at: Position, limits: Limits) -> Lande
 
 
 def refused_part(source: str, record: wire.Encoded, at: Position, stored: int) -> LandedMessage | None:
-    """What is left of a half message that is refused: it spoils the transaction that it is a part of."""
+    """A rejected half message as coordination reads it: it spoils the transaction of which it is a part; else None."""
     found = {name: text for name, text in texts(record.headers).items() if text}
     group, tid = found.get(headers.PGROUP), found.get(headers.TRANSACTION_ID) or found.get(headers.UNIQ_KEY)
     try:

@@ -1,4 +1,4 @@
-"""The tables as dicts: they record the events of segments, resolve what is unmatched, and rebuild what is open."""
+"""The tables as dicts: they record the events of segments, resolve unmatched ops and parts, and rebuild open rows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Occurred = tuple[Source, int, np.void]
 Keyed = tuple[Source, int, Rows]
 """A row on its way to the segment of (source, queue, offset of the row)."""
 Outcome = tuple[Any, ...]
-"""What a segment or a resolution ended in: `ended`, `refused`, `delivery`, `resume`, `again`; its key; its content."""
+"""A result of a segment or a resolution: `ended`, `refused`, `delivery`, `resume` or `again`; its key; its content."""
 Reopened = Mapping[Position, LandedOp]
-"""What RESUMEs of the batch reopen: the first half messages, each with its RESUME."""
+"""The first half messages that RESUMEs of the batch reopen, each with its RESUME."""
 
 
 class Ledger:
@@ -45,12 +45,12 @@ class Ledger:
         delayed: delayed messages that have landed.
         refused: further half messages that landing has refused.
         op: ops that have landed.
-        transactions: ends of half messages, of each round one.
+        transactions: ends of half messages, one for each round.
         resumes: accepted RESUMEs, by first half message.
-        checks: checks in the order in which they were asked.
+        checks: checks in the order in which they were sent.
         rejected: ops that were refused, and why.
         deliveries: ends of messages with a delay, and when they were due.
-        written: what the last batch wrote.
+        written: the outcomes that the last batch wrote.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -76,7 +76,7 @@ class Ledger:
         """How often its transaction was reopened; an ORPHAN never is."""
         return 0 if end.reason == Reason.ORPHAN else len(self.resumes.get(self.half[place].first_at, ()))
 
-    # ---- what is unmatched, resolved from the tables as they were before the batch
+    # ---- unmatched ops and parts, resolved from the tables as they were before the batch
 
     def resolve(self, events: list[Occurred]) -> tuple[list[Outcome], list[Keyed]]:
         """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
@@ -122,7 +122,7 @@ class Ledger:
             yield "again", Source.HALF, part.first_at.queue, half_row(part, due=0)
 
     def judge(self, op: LandedOp, is_last: bool, reopened: Reopened) -> int:
-        """The verdict on an op, by what the tables hold, and what RESUMEs of the batch reopen."""
+        """The verdict on an op, by the tables and by the transactions that RESUMEs of the batch reopen."""
         own = {"kind": op.decision, "admin": op.admin, "tid": op.tid, "grp": op.group, "stored": op.stored}
         own |= {"op_offset": op.at.offset, "last": is_last}
         if op.decision == Kind.RECALL:
@@ -175,10 +175,10 @@ class Ledger:
         )
         return make(ROW, 1, kind=Kind.WAITING, offset=m.first_at.offset, deliver_at=due, **own)
 
-    # ---- what is recorded
+    # ---- records
 
     def record(self, now: int, events: list[Occurred]) -> None:
-        """Write what the segments report in a batch at `now` (ms since epoch, UTC)."""
+        """Write the events of the segments in a batch at `now` (ms since epoch, UTC)."""
         records, self.again = self.resolve(events)
         parts: dict[Position, set[Position]] = {}
         for src, queue, e in events:
@@ -190,7 +190,7 @@ class Ledger:
             elif e["event"] == Event.DECIDED:
                 records.append(("ended", at, end_of(e)))
             elif e["event"] == Event.DELIVERY:
-                # What was due when Kafka stored it may come by a clock that was set back since.
+                # A message that was due when Kafka stored it may be delivered after the clock was set back.
                 latest = max(now, self.delayed[at].stored) if src == Source.MESSAGES else now
                 assert e["state"] == Delivery.RECALLED or e["deliver_at"] <= latest, "delivered early"
                 records.append(("delivery", (src.name.lower(), at), (Delivery(int(e["state"])), int(e["deliver_at"]))))
@@ -204,7 +204,7 @@ class Ledger:
             self._write(*outcome)
 
     def _write(self, kind: str, key: Any, content: Any = None) -> None:
-        """Nothing is ever recorded twice."""
+        """Fails where an outcome would be recorded twice."""
         if kind == "ended":
             assert self.ended(key) is None, f"{key} ended twice"
             self.transactions.setdefault(key, []).append(content)
@@ -229,7 +229,7 @@ class Ledger:
         assert last.state == State.DISCARDED
         self.again += [(Source.HALF, first.at.queue, row) for row in (self.open_row(first), *map(half_row, parts))]
 
-    # ---- what is open
+    # ---- open rows
 
     def open_row(self, first: LandedMessage) -> Rows:
         """The row of an open first half message."""
@@ -248,13 +248,13 @@ class Ledger:
         return half_row(first, **columns)
 
     def answered(self, first: LandedMessage, check: tuple[int, int], asked: int) -> int | None:
-        """When the first UNKNOWN was stored that fits a check."""
+        """When the first UNKNOWN that fits a check was stored."""
         answers = [op for op in self.op.values() if op.decision == Kind.UNKNOWN and op.listed[0] == first.at]
         fits = [op for op in answers if op.check == check or (op.check is None and op.stored > asked)]
         return min((op.stored for op in fits if (op.tid, op.group) == (first.tid, first.group)), default=None)
 
     def rebuild(self) -> list[Keyed]:
-        """What is open, and ops that are neither decided, refused nor harmless."""
+        """Rows of open messages, and of ops that are neither decided, refused nor without effect."""
         halves = [m for m in self.half.values() if not self.ended(m.at)]
         halves += [m for m in self.refused.values() if m.first_at not in self.half or not self.ended(m.first_at)]
         rows = [(Source.HALF, m.first_at.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
@@ -275,7 +275,7 @@ class Ledger:
         ]
 
     def open_op(self, op: LandedOp) -> bool:
-        """Whether an op waits on."""
+        """Whether an op still waits."""
         decided = any(end.op == op.key for ends in self.transactions.values() for end in ends)
         accepted = any(op in resumes for resumes in self.resumes.values())
         if decided or accepted or op.key in self.rejected:
@@ -295,16 +295,16 @@ def first_resumes(records: list[Outcome]) -> list[Outcome]:
 
 
 def op_key(e: np.void) -> OpKey:
-    """The op that an event is about, or by which it happened."""
+    """The op that an event is about, or that caused it."""
     return (int(e["op_queue"]), int(e["op_offset"]), int(e["admin"]))
 
 
 def own(queue: int, segment_queue: int) -> int:
-    """The queue of what an event is about; -1 stands for the segment's."""
+    """The queue of an event's message; -1 stands for the segment's."""
     return segment_queue if queue < 0 else int(queue)
 
 
 def end_of(e: np.void) -> End:
-    """The end that a DECIDED event tells."""
+    """The end that a DECIDED event reports."""
     op = op_key(e) if e["op_queue"] >= 0 else None
     return End(State(e["state"]), Reason(e["reason"]), op, int(e["checks"]), int(e["round"]), int(e["deliver_at"]))

@@ -1,4 +1,4 @@
-"""The producer's connection to a Kafka that is a list, and what may befall a record, or the process, on its way."""
+"""The producer's connection to a Kafka that is a list, and the faults that a record, or the process, may have."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from commitlake.protocol.kafka_topics import HALF, OP
 from commitlake.testing.codecs import decode_op
 
 
-class Crash(BaseException):  # so that no `except Exception` of a program goes on after its process has died
-    """Raised in place of a process that dies: what the producer would still have sent never comes to Kafka."""
+class Crash(BaseException):  # so that no `except Exception` of a program continues after its process has died
+    """Raised in place of a process that dies: records that the producer has not sent by then never reach Kafka."""
 
 
 class Fault(enum.Enum):
-    """What befalls the next call of a producer, once."""
+    """A fault that happens once, at the producer's next call at which it can happen."""
 
     KAFKA_AWAY = "Kafka is out of reach: nothing is sent"
     LOST = "no acknowledgement, and Kafka does not have the record"
@@ -44,12 +44,12 @@ class MemoryEngine:
     """A Kafka client whose broker is a list; see `producer.engine.Engine`.
 
     Args:
-        prefix: of the topics' names.
+        prefix: prefix of the topics' names.
         queues: partitions of each topic.
         append: appends a record to (topic without its prefix, queue).
 
     Attributes:
-        fault: what befalls the next record that it can befall.
+        fault: happens at the next record at which it can happen.
         is_dead: whether the process has died.
     """
 
@@ -59,7 +59,7 @@ class MemoryEngine:
         self.is_dead = False
 
     def send(self, topic: str, queue: Queue, record: wire.Encoded, timeout_ms: int) -> MemorySent:
-        """Append a record, unless a fault befalls it."""
+        """Append a record, unless a fault prevents it."""
         if self.is_dead:
             self.die()
         name = topic.removeprefix(self._prefix)
@@ -76,11 +76,11 @@ class MemoryEngine:
         return MemorySent(None if fault in _UNANSWERED else at)
 
     def flush(self, timeout_s: float) -> bool:
-        """Each record has its outcome at once."""
+        """Returns True: each record has its outcome at once."""
         return True
 
     def close(self, timeout_s: float) -> None:
-        """There is nothing to end."""
+        """Does nothing: there is no connection."""
 
     def die(self, fault: Fault | None = None) -> NoReturn:
         """End the process."""
@@ -106,7 +106,7 @@ class MemorySent:
     """A record whose outcome is known; see `producer.engine.Sent`.
 
     Args:
-        at: where it stands; None: nobody knows whether it does.
+        at: its position; None: nobody knows whether Kafka has it.
     """
 
     def __init__(self, at: Position | None) -> None:
@@ -117,7 +117,7 @@ class MemorySent:
             self.outcome.set_result(at)
 
     def withdraw(self) -> bool:
-        """It has gone out."""
+        """Returns False: it has been sent."""
         return False
 
 
@@ -127,7 +127,7 @@ class MemoryLink(KafkaLink):
     Args:
         kafka: names of topics.
         engine: takes the records.
-        settings: the newest limits.
+        settings: returns the newest limits.
     """
 
     def __init__(self, kafka: KafkaConfig, engine: MemoryEngine, settings: Callable[[], wire.Settings]) -> None:
@@ -155,7 +155,7 @@ class MemoryLink(KafkaLink):
         return self._newest()
 
     def send_soon(self, topic: str, queue: int, record: wire.Encoded, timeout_ms: int, done: Done) -> None:
-        """Send without waiting; what runs on after a `Crash`, such as the end of a `with` block, sends nothing."""
+        """Send without waiting; code that runs after a `Crash`, such as the end of a `with` block, sends nothing."""
         if not self.engine.is_dead:
             super().send_soon(topic, queue, record, timeout_ms, done)
 

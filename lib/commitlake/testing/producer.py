@@ -17,13 +17,13 @@ class Members(Protocol):
     """The instances of all producer groups that answer checks."""
 
     def join(self, producer: InMemoryProducer) -> None:
-        """Let an instance answer checks of its group; does nothing when it does already."""
+        """Let an instance answer checks of its group; does nothing if it does so already."""
 
     def leave(self, producer: InMemoryProducer) -> None:
-        """Ask an instance no more."""
+        """Send an instance no more checks."""
 
     def let_check(self) -> None:
-        """Let time pass until a half message that comes now is checked."""
+        """Let time pass until a half message that arrives now is checked."""
 
 
 class InMemoryProducer(TransactionMQProducer):
@@ -54,7 +54,7 @@ class InMemoryProducer(TransactionMQProducer):
 
     @property
     def fault(self) -> Fault | None:
-        """What befalls the next call that it can befall; None: nothing."""
+        """The fault of the next call at which it can happen; None: none."""
         return self.engine.fault
 
     @fault.setter
@@ -62,7 +62,7 @@ class InMemoryProducer(TransactionMQProducer):
         self.engine.fault = fault
 
     def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
-        """Send a half message; after the first one of its transaction a check may come, by the fault."""
+        """Send a half message; with `CHECKED_WHILE_RUNNING` a check follows the first one of its transaction."""
         half = super().send_half(message, first)
         if first is None and self.fault is Fault.CHECKED_WHILE_RUNNING:
             self.fault = None

@@ -1,4 +1,4 @@
-"""What lands, as plain records, and as the rows in which the state machine reads it."""
+"""Messages and ops that land, as plain records, and as the rows that the state machine reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OpKey = tuple[int, int, int]
 Delivered = tuple[str, Position]
 """A message with a delay: `half` or `messages`, and its place."""
 Check = tuple[int, Position, int, int, int, frozenset[Position]]
-"""A check: when, of which first half message, its round, number and repeat, and all half messages it names."""
+"""A check: its time, first half message, round, number and repeat, and all half messages that it names."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LandedMessage:
 
     @property
     def first_at(self) -> Position:
-        """Where its transaction has its first half message."""
+        """Position of its transaction's first half message."""
         return self.first or self.at
 
     def due(self, committed: int) -> int:
@@ -64,7 +64,7 @@ class LandedOp:
 
     @property
     def order(self) -> tuple[int, int, int, bool]:
-        """By which ops of one batch apply."""
+        """Sort key: ops of one batch apply in this order."""
         return (self.stored, *self.at, self.admin)
 
     @property
@@ -74,21 +74,21 @@ class LandedOp:
 
     @property
     def state(self) -> State:
-        """What a COMMIT or ROLLBACK makes of its transaction."""
+        """The state in which a COMMIT or ROLLBACK ends its transaction."""
         return State.COMMITTED if self.decision == Kind.COMMIT else State.ROLLED_BACK
 
     @property
     def reason(self) -> Reason:
-        """The reason that goes with it."""
+        """The reason with which it ends its transaction."""
         return Reason.ADMIN if self.admin else Reason.CHECK if self.from_check else Reason.DIRECT
 
     def after(self, resume: LandedOp | None) -> bool:
-        """Whether it came after a RESUME; of the same millisecond only admin records can tell."""
+        """Whether it came after a RESUME; in the same millisecond only an admin record can be after it."""
         return resume is None or self.stored > resume.stored or (self.admin and self.at.offset > resume.at.offset)
 
 
 class End(NamedTuple):
-    """How a half message ended: what a row of `transactions` says."""
+    """How a half message ended, as in a row of `transactions`."""
 
     state: State
     reason: Reason

@@ -1,4 +1,4 @@
-"""What the product does around segments, without Spark: routes rows, wakes segments, keeps their state, crashes."""
+"""The work around segments, without Spark: routes rows, calls segments that are due, keeps their state, crashes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Segments:
         table[message.at] = message
 
     def crash(self) -> None:
-        """The checkpoint is lost: what is open, or has landed and was not yet read, comes again from the tables."""
+        """Loses the checkpoint: rows that are open, or have landed unread, come from the tables again."""
         self.states, self.next_due = {}, {}
         self.next = self.ledger.rebuild()
 

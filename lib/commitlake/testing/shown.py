@@ -54,16 +54,16 @@ class VisibleMessage:
 
 
 def place(source: Source, at: Position) -> int:
-    """A record as one number, as `dedup_index.place_sql` has it: names are taken in this order."""
+    """A record as one number, as in `dedup_index.place_sql`: records take names in this order."""
     number = int(coordinate(at.queue, at.offset))
     return number if source is Source.HALF else number - 2**63
 
 
 class Shown:
-    """All topics.
+    """The visible messages of all topics.
 
     Args:
-        dedup: by topic, what a name is there and how long it is held.
+        dedup: by topic, which column is the name there, and how long it is held.
     """
 
     def __init__(self, dedup: Mapping[str, Dedup]) -> None:
@@ -76,7 +76,7 @@ class Shown:
         return list(self._topics.get(topic, ()))
 
     def show(self, record: wire.MessageRecord, source: Source, at: Position, stored: int, now: int) -> str | None:
-        """Show a message, or all members of a batch; a name that another one holds refuses them all.
+        """Show a message, or all members of a batch; none of them if another message holds one of their names.
 
         Args:
             record: the message.
@@ -86,7 +86,7 @@ class Shown:
             now: ms since epoch, UTC.
 
         Returns:
-            The position of what holds the name; None: it was shown.
+            The position of the record that holds the name; None: the message was shown.
         """
         messages = _messages(record, source, at, stored, max(now, stored))
         holder = self._claim(messages, place(source, at), now)
@@ -136,6 +136,6 @@ def _messages(
 
 
 def _own(record: wire.MessageRecord) -> dict[str, str]:
-    """What a message that is no batch says of itself, as a member of one does."""
+    """The properties of a message that is no batch, as a member of a batch has them."""
     named = {headers.UNIQ_KEY: record.msg_id, headers.TAGS: record.tags, headers.KEYS: record.keys}
     return {**record.properties, **{name: text for name, text in named.items() if text is not None}}

@@ -1,4 +1,4 @@
-"""What people run: the command, its questions, the audit, the report, the demo.
+"""The command that people run: its questions, the audit, the report, the demo.
 
-Begin with `cli/app.py`. What a command prints is public, and its exit codes stand in docs/how-to/run.md.
+Begin with `cli/app.py`. The output of a command is public, and its exit codes are in docs/how-to/run.md.
 """

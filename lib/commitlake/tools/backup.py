@@ -1,8 +1,8 @@
-"""`commitlake backup`: a copy of a warehouse as of one moment, also while its coordinator runs.
+"""`commitlake backup`: a copy of a warehouse as of one moment, even while its coordinator runs.
 
-A coordinator that starts on the copy takes it for a warehouse whose last one was killed. So nothing may be there
-without what was written before it: what is written last is looked at first, and what batches after the newest complete
-one have written is left out, by the markers of commits.
+A coordinator that starts on the copy takes it for a warehouse whose last coordinator was killed. So no row may be there
+without the rows that were written before it. The logs of tables that are written last are listed first, and commits of
+batches after the newest complete one are left out, by their markers.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from commitlake.reading import damage
 from commitlake.reading.markers import marker_of
 
 _FIRST = ("forwarded", "open_rows", "batches", "positions")
-"""What they say is in the other tables must be there; a batch's row comes after the position of its landing."""
+"""Listed first: rows that they name in others must be there. A batch's row is written after its landing's position."""
 _OTHERS = (
     *("rejected", "reentries", "discarded", "checks", "deliveries", "transactions", "delayed", "half", "op"),
     *("maintenance", "epochs", "destinations"),
 )
-"""Maintenance deletes from `op` first, and says before that what may be gone."""
+"""Maintenance deletes from `op` first, and before that writes to `maintenance` which rows may be gone."""
 TABLES = (*_FIRST, *_OTHERS)
-"""All that a warehouse has beside those of topics."""
+"""All tables of a warehouse but those of topics."""
 _OF_LANDINGS_ONLY = ("half", "op", "delayed")
 _BATCH, _LANDING = "batch_id", "landing_id"
 _OWNERS = ("_delta_log/_sidecars/*", "**/deletion_vector_*.bin")
-"""What a table has beside its log and its rows where an owner has let it have v2 checkpoints or deletion vectors."""
+"""Further files of a table to which an owner has given v2 checkpoints or deletion vectors."""
 
 
 class Backup(NamedTuple):
-    """What was copied: the newest complete batch and landing (-1: none), how many tables, how many bytes."""
+    """The extent of a copy: its newest complete batch and landing (-1: none), number of tables, and bytes."""
 
     batch_id: int
     landing_id: int
@@ -49,7 +49,7 @@ class Backup(NamedTuple):
 
 
 class _Log:
-    """The log of a table as it stood when it was looked at.
+    """The log of a table as it was when it was listed.
 
     Attributes:
         place: the table's directory.
@@ -92,12 +92,12 @@ class _Log:
 
 
 def _commits(place: Path) -> Iterator[Path]:
-    """Not the checkpoints that a topic's owner may have as JSON."""
+    """Files of commits, without checkpoints that a topic's owner may have as JSON."""
     return (file for file in (place / "_delta_log").glob("*.json") if file.stem.isdigit())
 
 
 def backup(warehouse: str, to: Path) -> Backup:
-    """Copies all up to the newest complete batch to a directory that is not there yet.
+    """Copies all up to the newest complete batch to a directory that does not exist yet.
 
     Raises:
         WarehouseError: the warehouse is no local directory, or a table is damaged or unreadable; or `to` is there.
@@ -129,9 +129,9 @@ def _topics(destinations: _Log) -> dict[str, str]:
 
 
 def _cut(logs: Mapping[str, _Log]) -> tuple[int, int]:
-    """Leaves out what came after the newest complete batch; returns that, and the newest landing that is whole.
+    """Leaves out commits after the newest complete batch; returns that batch, and the newest landing that is whole.
 
-    Records of a landing that is not whole are found by the next start, as after a kill.
+    The next start finds the records of a landing that is not whole, as after a kill.
     """
     batch = logs["batches"].newest(_BATCH)
     ledger = [log for name, log in logs.items() if name not in (*_FIRST, *_OF_LANDINGS_ONLY)]
@@ -142,7 +142,7 @@ def _cut(logs: Mapping[str, _Log]) -> tuple[int, int]:
 
 
 def _forget_later(forwarded: Path, versions: Mapping[str, int]) -> None:
-    """Deletes what says that more of a topic went to Kafka than was copied: other rows will get these versions."""
+    """Deletes rows by which more of a topic went to Kafka than was copied: other rows will get these versions."""
     table = DeltaTable(forwarded)
     newest = table.to_pyarrow_table().group_by("topic").aggregate([("next_version", "max")])
     for row in newest.to_pylist():
@@ -152,7 +152,7 @@ def _forget_later(forwarded: Path, versions: Mapping[str, int]) -> None:
 
 
 def _copy(log: _Log, to: Path) -> int:
-    """Copies the files of a table at its version, and its log up to there; returns how many bytes."""
+    """Copies the files of a table at its version, and its log up to that version; returns the number of bytes."""
     try:
         found = DeltaTable(log.place, version=log.version).get_add_actions()
         files = [unquote(name) for name in pa.table(found)["path"].to_pylist()]

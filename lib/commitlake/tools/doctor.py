@@ -1,4 +1,4 @@
-"""Whether a warehouse and its Kafka are well: one finding for each thing looked at."""
+"""Checks of the health of a warehouse and its Kafka, with one finding each."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ SELECT o.source AS source, o."partition" AS queue, o.next AS next FROM (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One thing that was looked at.
+    """The finding of one check.
 
     Attributes:
-        what: the thing.
+        what: the thing that was checked.
         is_well: whether it is as it should be.
         detail: what was found, and what to do where it is not well.
     """
@@ -55,7 +55,7 @@ class Diagnosis:
 
 
 def examine(config: Config) -> Iterator[Diagnosis]:
-    """Look at everything; what can't be looked at is a finding too. Without tables there is nothing more to look at."""
+    """Run all checks; one that can't run is a finding, too. Where the tables can't be checked, no other check runs."""
     with opened(config.warehouse) as tables:
         checks: tuple[Callable[[Tables, Config], Diagnosis], ...] = (
             _tables, _disk, _coordinator, _pending, _late, _discards, _rejects, _files, _kafka, _groups, _rules,
@@ -63,7 +63,7 @@ def examine(config: Config) -> Iterator[Diagnosis]:
         for check in checks if config.checks else checks[:-1]:
             try:
                 yield check(tables, config)
-            # It may be another user than the coordinator; DuckDB tells of tables with other columns.
+            # This may be another user than the coordinator's; DuckDB reports tables with other columns.
             except (CommitLakeError, OSError, duckdb.Error) as error:
                 told = str(error).splitlines()[0] if isinstance(error, duckdb.Error) else str(error)
                 remedy = damage.remedy(told, "") if isinstance(error, OSError) else ""
@@ -74,7 +74,7 @@ def examine(config: Config) -> Iterator[Diagnosis]:
 
 
 def verdict(found: Sequence[Diagnosis]) -> Diagnosis:
-    """All findings in one."""
+    """One finding that sums up all others."""
     wrong = [each.what for each in found if not each.is_well]
     told = f"{len(wrong)} of {len(found)} {'needs' if len(wrong) == 1 else 'need'} a look: {', '.join(wrong)}"
     return Diagnosis("verdict", not wrong, told if wrong else "all is well")
@@ -110,9 +110,9 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
 
 
 def _unhealthy(config: Config, host: str) -> str | None:
-    """What the coordinator on a host says is wrong; None where nothing is, or it can't be asked from here.
+    """The problem that the coordinator on a host reports; None where it has none, or can't be asked from here.
 
-    It holds its lock, and gives signs of life, also while its process is stopped, or hangs.
+    Its lock and its signs of life do not show that: they go on even while its process is stopped, or hangs.
     """
     named, port, is_here = config.metrics.host, config.metrics.port, host == socket.gethostname()
     try:
@@ -147,7 +147,7 @@ def _pending(tables: Tables, config: Config) -> Diagnosis:
 
 
 def _late(tables: Tables, config: Config) -> Diagnosis:
-    """How late what became visible was, from its op, its own append or its due time."""
+    """How late messages became visible, from the op, the own append or the due time."""
     now = now_ms()
     found = lateness(tables, now - HOUR_MS, now).to_pylist()
     if not found:
@@ -181,7 +181,7 @@ def _files(tables: Tables, config: Config) -> Diagnosis:
 
 
 def _rules(tables: Tables, config: Config) -> Diagnosis:
-    """Whether each rule of `checks` can be asked: a database connects, a table has the columns."""
+    """Whether each rule of `checks` works: a database connects, a table has the columns."""
     try:
         from commitlake.coordinator.resolving.resolve import Resolver
 
@@ -217,7 +217,7 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
 
 
 def _groups(tables: Tables, config: Config) -> Diagnosis:
-    """Whether somebody reads for each group of consumers that has messages to read."""
+    """Whether each group of consumers that has messages to read has a running instance."""
     found, now_s = list(consumers.lags(config)), now_ms() / 1_000
     left = [
         f"{lag.group} has not read {counted(lag.behind, 'message')} of {lag.topic}, the oldest for {late_s:.0f} s; "

@@ -1,4 +1,4 @@
-"""What `commitlake doctor` looks at below the tables: their logs and files, and the disks."""
+"""Checks of `commitlake doctor` below the tables: their logs and files, and the disks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOPICS = "topics"
 
 
 def damaged(tables: Tables, warehouse: str) -> Iterator[str]:
-    """What is wrong with each table that is not there, can't be read, or has lost a file; nothing without any table."""
+    """A text for each table that is missing, can't be read, or has lost a file; none where there is no table at all."""
     if not {*TABLES} & {*folders(warehouse)}:
         return
     for name in TABLES:
@@ -31,7 +31,7 @@ def damaged(tables: Tables, warehouse: str) -> Iterator[str]:
             yield str(error)
     try:
         topics = tables.listed_topics()
-    except WarehouseError:  # told above, or no coordinator has run
+    except WarehouseError:  # reported above, or no coordinator has run
         return
     for topic in topics:
         try:
@@ -54,7 +54,7 @@ def _wrong(warehouse: str, name: str) -> Iterator[str]:
 
 
 def room(config: Config) -> tuple[bool, str]:
-    """Whether all local disks have room, and how much."""
+    """Whether all local disks have room, and a text about how much."""
     found = list(disks.disks(config))
     text = "; ".join(f"{disk}, {disk.free / max(disk.total, 1):.0%}" for disk in found) or "not local"
     if disks.short(config):

@@ -8,7 +8,7 @@
 4. an UNKNOWN ends the check that it answers (`answers`);
 5. deadlines of what is still open: checks and discards (`deadlines`);
 6. recalls, then delays that have ended (`delays`);
-7. report what has waited long enough for its message as unmatched, and drop it (`park`).
+7. report ops and parts that have waited long enough for their message as unmatched, and drop them (`park`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
             `now`.
 
     Raises:
-        DoubledError: a half message or a delayed one came that is open already.
+        DoubledError: a half message or a delayed message arrived that is open already.
     """
     clock = now if landed is None else min(now, landed)
     segment = _merge(state, arrived, rules)
@@ -92,7 +92,7 @@ def _timers(old: Rows, new: Rows) -> Rows:
 
 
 def _each_once(ordered: Rows, *key: str) -> Rows:
-    """The rows, sorted by `key`. A row that came twice would be decided, and shown, twice."""
+    """The rows, sorted by `key`. Raises where a row came twice: it would be decided, and shown, twice."""
     again = np.logical_and.reduce([ordered[name][1:] == ordered[name][:-1] for name in key])
     if again.any():
         twice = ordered[1:][again][0]

@@ -1,7 +1,7 @@
 """An UNKNOWN answers the check that is out; the next one follows an interval later (contract 4.3).
 
-A check is a question that stands in Kafka until its group reads it, so it is repeated with long pauses only
-(`deadlines`): a group that comes back after an hour finds each question four times, not 120 times.
+A check stays in Kafka until its group reads it, so it is repeated only after long pauses (`deadlines`). A group that
+returns after an hour finds each check four times, not 120 times.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from commitlake.protocol.statemachine.rows import ABSENT, find
 
 
 def apply(segment: Segment, rules: Rules) -> None:
-    """End the checks that are answered, so that the next is due `check_interval` after the append time of the answer.
+    """End the checks that are answered; the next is due `check_interval` after the append time of the answer.
 
-    An answer counts once, and only for the check that it names. One that names none is taken for one to the check that
-    is out, if Kafka stored it after that was last asked. What fits no check changes nothing.
+    An answer counts once, and only for the check that it names. An answer that names no check counts for the check that
+    is out, if Kafka stored the answer after that check was last sent. An answer that fits no check changes nothing.
 
     Args:
         segment: the open segment.

@@ -14,9 +14,9 @@ LONGEST_PAUSE_MS = 3_600_000
 
 
 def stamp_first_due(halves: Rows, rules: Rules) -> Rows:
-    """Set the first deadline of half messages without one: when the age exceeds the timeout, so 1 ms after it.
+    """Set the first deadline of half messages without one: 1 ms after the timeout, since the age must exceed it.
 
-    An immunity takes the place of the timeout, also when it is shorter, as in RocketMQ.
+    An immunity replaces the timeout, even when it is shorter, as in RocketMQ.
     """
     halves["since"] = np.where(halves["since"] < 0, halves["stored"], halves["since"])
     immunity = halves["immunity"].astype(np.int64) * 1000
@@ -38,8 +38,8 @@ def next_deadline(halves: Rows, rules: Rules) -> Longs:
 def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
     """How long a check is out, in ms, before it is sent again for the `repeat + 1`-th time.
 
-    The pause doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated whatever its
-    group answers meanwhile; and a group that works off a backlog, or was away for an hour, is asked a few times only.
+    The pause doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated whatever else
+    its group answers meanwhile. A group that works off a backlog, or was away for an hour, is asked only a few times.
     """
     doubled = rules.check_repeat_ms * 2.0 ** np.minimum(repeat, 40)
     return np.minimum(doubled, max(LONGEST_PAUSE_MS, rules.check_repeat_ms)).astype(np.int64)
@@ -48,16 +48,16 @@ def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
 def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
     """Check or discard what is still open after the ops of this batch.
 
-    One check of a transaction is out at a time. The deadline of one that is out is when to repeat it; of one that was
-    answered, when to ask the next, or, after `check_max` of them, to discard. Of two deadlines that have passed, the
-    earlier one gives the reason. However many intervals were missed, one check is enough. What has a refused
-    part is discarded at once.
+    One check of a transaction is out at a time. While it is out, the deadline says when to repeat it. Once it is
+    answered, the deadline says when to send the next one or, after `check_max` checks, when to discard. If that
+    deadline and the retention have both passed, the earlier one gives the reason. However many intervals were missed,
+    one check is enough. A transaction with a refused part is discarded at once.
 
     Args:
         segment: the open segment.
         landed: watermark, ms since epoch, UTC: deadlines run with it.
         now: the batch's time, ms since epoch, UTC. Repeats count from it, since the watermark may be hours behind and
-            catch up within a minute.
+            then catch up within a minute.
         rules: the timing rules.
     """
     halves = segment.halves
@@ -74,7 +74,7 @@ def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
 
 
 def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
-    """Ask each once more, the same question if it is out and the next one if not, with all parts that have landed."""
+    """Send each a check with all parts that have landed: the same check if it is still out, else the next one."""
     if not len(due):
         return
     halves = segment.halves

@@ -1,4 +1,4 @@
-"""What a decision does: the transaction ends as a whole, and a committed message with a delay starts to wait."""
+"""The effect of a decision: the transaction ends as a whole, and a committed message with a delay starts to wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def decide(
     """End half messages with all their parts, which get the same state, reason, op, checks and round.
 
     Args:
-        segment: what ends leaves it, and an event is added for each message.
+        segment: loses the messages that end, and gets an event for each.
         ended: sorted indices into `segment.halves`.
         state: a `State`, one for all or one each.
         reason: a `Reason`, one for all or one each.
@@ -39,7 +39,7 @@ def decide(
 def _decided(
     messages: Rows, first: Rows, op: Rows, state: npt.NDArray[np.integer], reason: npt.NDArray[np.integer]
 ) -> Rows:
-    """An event for each message; the other arguments have an entry for each of them."""
+    """An event for each message; all arguments have one entry for each message."""
     is_part = messages["kind"] == Kind.PART
     return make(
         EVENT,
@@ -72,7 +72,7 @@ def _forget(segment: Segment, ended: npt.NDArray[np.intp], offsets: Longs) -> No
 
 
 def _wait(segment: Segment, committed: Rows) -> None:
-    """Keep a timer for each message, in the segment of its first half message, which it no longer needs otherwise."""
+    """Keep a timer for each message, in the segment of its first half message; nothing else of it stays there."""
     if not len(committed):
         return
     timers = make(

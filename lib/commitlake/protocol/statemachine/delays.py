@@ -11,10 +11,10 @@ from commitlake.protocol.states import Delivery, Event, Kind, Refusal
 
 
 def sweep(segment: Segment, landed: int) -> None:
-    """Apply recalls, as ops come before deadlines; then deliver what is due.
+    """Apply recalls, as ops come before deadlines; then deliver messages that are due.
 
-    Not what is due by the clock: a recall that Kafka had in time may still have to land. Only what was due when it was
-    stored can have none.
+    Messages are due by the watermark, not by the clock: a recall that Kafka had in time may not have landed yet. A
+    message that was due when it was stored can have no such recall, and is delivered at once.
 
     Args:
         segment: the open segment.
@@ -27,7 +27,7 @@ def sweep(segment: Segment, landed: int) -> None:
 
 
 def _recall(segment: Segment) -> None:
-    """A recall must name the id and the topic of its message; without its message it waits (`park`)."""
+    """A recall must name the id and the topic of its message; it waits if that message is not open (`park`)."""
     ops = segment.ops
     recalls = ops["kind"] == Kind.RECALL
     if not recalls.any():
@@ -45,7 +45,7 @@ def _recall(segment: Segment) -> None:
 
 
 def _end(segment: Segment, ended: Mask, state: Delivery) -> None:
-    """Report the end of timers, by the coordinates of the message itself: for a part these are not its first's."""
+    """Report the end of timers under the message's own coordinates; those of a part are not those of its first."""
     rows = segment.timers[ended]
     if not len(rows):
         return

@@ -1,7 +1,7 @@
-"""What becomes of an op or a part whose message is not open in its segment (contract 4.1, 4.2, 4.6, 4.8, 4.10).
+"""The verdict on an op or a part whose message is not open in its segment (contract 4.1, 4.2, 4.6, 4.8, 4.10).
 
-It may be a duplicate, a conflict, early, or about nothing: a few facts tell, which the ledger knows. What a `RESUME` of
-the same batch reopens is open.
+It may be a duplicate, a conflict, early, or about nothing. A few facts from the tables decide which. A transaction that
+a `RESUME` of the same batch reopens counts as open.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FACT = np.dtype(
             "state",  # how that ended, a `State` or a `Delivery`; absent: it is open
             "is_final",  # 1: no RESUME may reopen it
             *("resumed", "resumed_at"),  # of the newest RESUME: append time and offset
-            *("missing", "other_tid", "other_grp", "foreign", "orphan"),  # 1: of a further one that the op lists
+            *("missing", "other_tid", "other_grp", "foreign", "orphan"),  # 1: holds for a further one that the op lists
         )
     ]
 )
-"""All that a verdict depends on. What is absent, or does not hold, is -1."""
+"""All facts that a verdict depends on. A fact that is absent, or does not hold, is -1."""
 _ALREADY = {
     State.COMMITTED: Refusal.ALREADY_COMMITTED,
     State.ROLLED_BACK: Refusal.ALREADY_ROLLED_BACK,
@@ -45,13 +45,13 @@ def judge(facts: Rows) -> Longs:
 
 
 def is_before_resume(facts: Rows) -> Mask:
-    """Whether an op came before the RESUME: an administrator's by its place in their one partition, others by time."""
+    """Whether an op came before the RESUME: one of `admin` by offset, as that has one partition, others by time."""
     older = facts["stored"] <= facts["resumed"]
     return np.asarray(np.where(facts["admin"] == 1, facts["op_offset"] <= facts["resumed_at"], older))
 
 
 def _decision(facts: Rows) -> Longs:
-    """The reasons in their order: id, group, what it names, how that ended, and last whether something never landed."""
+    """Reasons in their order: id, group, the named message, how that ended, and last a message that never landed."""
     known, ended = facts["is_known"] == 1, facts["state"] > 0
     wanted = np.where(facts["kind"] == Kind.COMMIT, State.COMMITTED, State.ROLLED_BACK)
     otherwise = np.where(facts["state"] == wanted, 0, facts["state"])
@@ -81,7 +81,7 @@ def _is_of_another_group(facts: Rows) -> Mask:
 
 
 def _resume(facts: Rows) -> Longs:
-    """Only what is DISCARDED and not final opens again."""
+    """Only a DISCARDED transaction that is not final reopens."""
     final = facts["is_final"] == 1
     cases = {
         Refusal.NO_HALF_MESSAGE: facts["is_known"] != 1,

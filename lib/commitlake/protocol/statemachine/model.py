@@ -1,4 +1,4 @@
-"""What the rules work on: the timing rules, an open segment, and the outcome of a batch."""
+"""The data of the rules: the timing rules, an open segment, and the outcome of a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rules:
 
 @dataclass
 class Segment:
-    """What is open in a segment, and the events of this batch.
+    """The open rows of a segment, and the events of this batch.
 
     Attributes:
         halves: open first half messages, sorted by offset.
@@ -39,7 +39,7 @@ class Segment:
         ops: ops that wait for their message.
         listed: further half messages that these ops list.
         timers: messages with a delay that has not ended.
-        answers: what arrived to say that the outcome is still unknown.
+        answers: ops of this batch that say that the outcome is still unknown.
         events: arrays of `EVENT`s.
     """
 

@@ -16,8 +16,8 @@ _DECISIONS = (Kind.COMMIT, Kind.ROLLBACK)
 def apply(segment: Segment) -> None:
     """Apply ops to open half messages; those without one stay parked.
 
-    An op that comes late, twice or too early looks the same here: a decision without an open message. So the state
-    keeps nothing of what has been decided; `park` reports such an op as unmatched when it has waited long enough.
+    A late, repeated or early op looks the same here: a decision without an open message. So the state need not remember
+    decisions. `park` reports such an op as unmatched when it has waited long enough.
     """
     ops = segment.ops
     if not len(ops):
@@ -48,7 +48,7 @@ def _applicable(ops: Rows, half: Rows) -> Mask:
 
 
 def _mismatch(ops: Rows, half: Rows) -> np.ndarray:
-    """Why an op can't apply to its half message, 0 when it can: first the id, then the group. Admin needs none."""
+    """Why an op can't apply to its half message, 0 when it can: id before group; an op of `admin` needs no group."""
     group = np.where((ops["admin"] == 0) & (ops["grp"] != half["grp"]), Refusal.WRONG_PRODUCER_GROUP, 0)
     refusal = np.where(ops["tid"] != half["tid"], Refusal.WRONG_TRANSACTION_ID, group)
     return np.where((refusal == 0) & (ops["kind"] == Kind.RESUME), Refusal.NOT_DISCARDED, refusal)

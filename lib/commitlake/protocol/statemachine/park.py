@@ -1,4 +1,4 @@
-"""What waits for its message: an early op, or a part before its first (contract 4.2, 4.8, 4.10)."""
+"""Rows that wait for their message: an early op, or a part that came before its first (contract 4.2, 4.8, 4.10)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from commitlake.protocol.states import Event, Kind
 
 
 def reported_at(rows: Rows, rules: Rules) -> Longs:
-    """When the watermark lets each op or part be reported as unmatched, ms since epoch, UTC.
+    """The watermark at which each op or part is reported as unmatched, ms since epoch, UTC.
 
-    Its message may have ended, which only the tables know. Of a recall and a part that is asked as soon as all has
-    landed that Kafka held when it was stored, and of a RESUME at once: what it may open has ended before it was sent.
+    Its message may have ended, which only the tables know. A recall or a part is first looked up as soon as all records
+    have landed that Kafka held when it was stored. A RESUME is looked up at once: the transaction that it may reopen
+    ended before it was sent. All others wait for the park time.
     """
     over = rows["stored"] + rules.op_park_ms
     is_asked_early = np.isin(rows["kind"], (Kind.RECALL, Kind.PART)) & (rows["due"] == ABSENT)
@@ -24,9 +25,9 @@ def reported_at(rows: Rows, rules: Rules) -> Longs:
 
 
 def sweep(segment: Segment, landed: int, rules: Rules) -> None:
-    """Report what has waited long enough as unmatched, and drop it.
+    """Report ops and parts that have waited long enough as unmatched, and drop them.
 
-    The resolution looks into the tables, and sends back what has to wait on.
+    The resolution looks them up in the tables, and sends those back that must go on waiting.
 
     Args:
         segment: the open segment.

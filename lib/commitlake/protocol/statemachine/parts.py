@@ -29,7 +29,7 @@ def drop_strangers(segment: Segment) -> None:
 def spoiled(segment: Segment) -> Mask:
     """Which open first half messages have a part that landing has refused.
 
-    When that was is not asked: a refusal has the coordinator's time, which may be behind the broker's.
+    The time of the refusal is not compared: it is the coordinator's time, which may be behind the broker's.
     """
     halves, refused = segment.halves, segment.refused
     found = np.zeros(len(halves), dtype=np.bool_)
@@ -46,7 +46,7 @@ def waits(segment: Segment) -> Mask:
 
 
 def waiting(segment: Segment) -> Rows:
-    """Those parts."""
+    """Parts without an open first half message."""
     return segment.parts[waits(segment)]
 
 
@@ -76,18 +76,18 @@ def part_key(rows: Rows) -> Longs:
 
 
 def op_key(rows: Rows) -> Longs:
-    """One number for an op record; the sign tells apart `op` and `admin`, whose offsets are independent."""
+    """One number for an op record; the sign separates `op` from `admin`, whose offsets are independent."""
     return coordinate(rows["op_queue"], rows["op_offset"]) | (rows["admin"].astype(np.int64) << 63)
 
 
 def forget_listed(segment: Segment) -> None:
-    """Drop what only ops that are no longer open have listed."""
+    """Drop listed half messages when no op that lists them is open any longer."""
     if len(segment.listed):
         segment.listed = segment.listed[np.isin(op_key(segment.listed), op_key(segment.ops))]
 
 
 def report_unmatched(segment: Segment, parts: Rows, last: Longs) -> None:
-    """Report parts without an open first half message; their resolution reads what the first became.
+    """Report parts without an open first half message; their resolution reads how the first one ended.
 
     Args:
         segment: gets the events.

@@ -1,7 +1,7 @@
-"""Fixed-width rows: what a segment reads, keeps and reports. All numpy, so 16 384 offsets take a few array operations.
+"""The fixed-width rows that a segment reads, keeps and reports. All numpy: 16 384 offsets take a few array operations.
 
-The rows that are still open *are* the state: the same layout comes in from Delta, stays in the state store, and is what
-a rebuild from the tables writes. Strings are 64-bit hashes, times are ms since epoch, UTC, and -1 means absent.
+The rows that are still open *are* the state. Input from Delta, the state store, and a rebuild from the tables use the
+same layout. Strings are 64-bit hashes, times are ms since epoch, UTC, and -1 means absent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Longs = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 SEGMENT_SIZE = 16_384
-"""Consecutive offsets that share a state: so many that Python is called rarely, so few (1.7 MB) to rewrite fast."""
+"""Consecutive offsets that share a state: enough to call Python rarely, and few enough (1.7 MB) to rewrite it fast."""
 
 ROW = np.dtype(
     [
@@ -97,7 +97,7 @@ def concat(parts: Sequence[Rows], dtype: np.dtype[Any] = ROW) -> Rows:
 
 
 def pack(rows: Rows) -> bytes:
-    """One or more `ROW`s as bytes. A column with the same value in all rows, as most have, is kept once.
+    """One or more `ROW`s as bytes. A column with the same value in all rows, as in most columns, is kept once.
 
     A delayed message takes 40 bytes of 105, an open half message 48.
     """

@@ -19,7 +19,7 @@ from commitlake.reading.table import Options
 
 COLUMNS = ("topic", "keys", "message_id", "producer_group", "queue", "queue_offset", "deliver_at")
 
-# What has no end yet. This machine's clock may be ahead of Kafka's, so what has just been due by it is looked at, too.
+# Messages without an end. This machine's clock may be ahead of Kafka's, so those that were due of late are in it, too.
 _WAITING = f"""
 SELECT {", ".join(COLUMNS)} FROM delayed d
 WHERE deliver_at > {{since}} AND ($topic IS NULL OR topic = $topic)
@@ -56,7 +56,7 @@ def delayed(
 
 
 def waiting(tables: Tables, topic: str | None = None, keys: str | None = None) -> pa.Table:
-    """The same as rows without handles."""
+    """The messages of `delayed`, with `COLUMNS` and without handles."""
     tables.open("delayed", "deliveries")
     return tables.rows(_WAITING.format(since=moment(now_ms() - DAY_MS)), topic=topic, keys=keys)
 

@@ -1,4 +1,4 @@
-"""What has ended: half messages by their newest round; one that a RESUME has reopened since is not among them.
+"""Half messages that have ended, by their newest round, without those that a RESUME has reopened since.
 
 A RESUME opens a round, and each round that ends has a row in `transactions`.
 """
@@ -9,7 +9,7 @@ from commitlake.protocol.states import Kind
 from commitlake.reading.questions.tables import Tables
 
 VIEW = "ended"
-# These few are a table of their own: beside 20 million rows DuckDB takes them for many.
+# These few rows are a table of their own: beside 20 million rows DuckDB estimates that they are many.
 _LATER = f"""
 SELECT queue, half_offset, round FROM transactions WHERE round > 0
 UNION SELECT queue, "offset", round FROM reentries WHERE kind = {int(Kind.HALF)} AND round > 0

@@ -1,4 +1,4 @@
-"""All that the tables hold of a business key: transactions, delayed messages, rows of topics, rejects and receipts."""
+"""All rows with a business key: transactions, delayed messages, rows of topics, rejects and receipts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FROM {{view}} WHERE {_IS}
 
 
 def find(tables: Tables, receipts: str, keys: str) -> pa.Table:
-    """What there is of a business key, in time order: `COLUMNS`.
+    """All rows with a business key, in time order: `COLUMNS`.
 
     Args:
         tables: of the warehouse.

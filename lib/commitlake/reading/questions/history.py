@@ -59,11 +59,11 @@ WHERE source = 'half' AND source_offset BETWEEN $low AND $high AND transaction_i
 
 
 def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
-    """What became of a transaction; None when nothing is known of the id.
+    """The history of a transaction; None when nothing is known of the id.
 
     Args:
         tables: of the warehouse.
-        transaction_id: its id, or the message id of one of its half messages: then the newest with that.
+        transaction_id: its id, or the message id of one of its half messages: of several transactions the newest.
 
     Returns:
         transaction_id, producer_group, state, reason, checks and round of the first half message; half_messages, each
@@ -73,7 +73,7 @@ def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
     tables.open("half", "op", "checks", "transactions", "deliveries", "rejected", "reentries")
     halves = tables.rows(_HALVES, id=transaction_id).to_pylist()
     if not halves:
-        # A question of its own: with OR no Bloom filter is used. A message sent again has several transactions.
+        # A query of its own: with OR no Bloom filter is used. A message that was sent again has several transactions.
         newest = "SELECT transaction_id FROM half WHERE message_id = $id ORDER BY stored_at DESC LIMIT 1"
         named = tables.rows(newest, id=transaction_id)
         if named.num_rows:

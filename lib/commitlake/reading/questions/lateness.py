@@ -1,4 +1,4 @@
-"""How late what is visible became so: from its op, its own append or its due time until it could be read."""
+"""How late messages became visible: from the op, the own append or the due time until they could be read."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LEFT JOIN transactions t ON d.source = 'half' AND t.queue = d.queue AND t.half_o
     AND t.state = 'COMMITTED'
 WHERE d.state = 'DELIVERED' AND d.resolved_at >= {since}
 """
-"""The time of `batches` is when all rows of the batch could be read."""
+"""`completed_at` of `batches` is when all rows of the batch could be read."""
 _NORMAL = """
 SELECT $topic AS topic, 'NORMAL' AS kind, epoch_ms(visible_at) - epoch_ms(stored_at) AS late_ms
 FROM {view} WHERE batch_id IS NULL AND visible_at >= {since}
 """
-"""No table says when a landing could be read: these end at `visible_at`, a commit earlier."""
+"""No table says when the rows of a landing could be read: these end at `visible_at`, which is before the commit."""
 
 
 def lateness(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
-    """How late messages became visible since, but in the last day at most.
+    """How late messages became visible since `since_ms`, but in the last day at most.
 
     Returns:
         topic, kind (`TRANSACTION`, `DELAYED`, `NORMAL`), messages, p50_s and p99_s, in order of topic and kind.

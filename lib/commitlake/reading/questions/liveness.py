@@ -1,4 +1,4 @@
-"""Whether a coordinator runs on a warehouse, seen from outside of it; nothing is locked or written."""
+"""Whether a coordinator runs on a warehouse, as seen from outside; nothing is locked or written."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from commitlake.reading.table import file_time_ms
 _LINUX = struct.Struct("hhqqi")
 _BSD = struct.Struct("qqihh")
 _WRITTEN = {"batches": "completed_at", "epochs": "started_at"}
-"""Tables that tell when a coordinator did something."""
+"""Tables with a time at which a coordinator did something, and the column of that time."""
 
 
 def runs(config: Config) -> bool:
-    """Whether a coordinator holds a local warehouse; of another, whether it has given a sign of life lately.
+    """Whether a coordinator holds a local warehouse, or has lately given a sign of life on another one.
 
     Raises:
         WarehouseError: the warehouse can't be read here.
@@ -40,7 +40,7 @@ def last_seen_ms(tables: Tables, config: Config) -> int:
 
 
 def _is_locked(path: Path) -> bool:
-    """Asks who holds the lock of the JVM that commits: to take it for a moment could stop a start."""
+    """Asks who holds the lock of the JVM that commits; to take the lock, even for a moment, could stop a start."""
     is_bsd = sys.platform != "linux"
     asked = _BSD.pack(0, 0, 0, fcntl.F_WRLCK, 0) if is_bsd else _LINUX.pack(fcntl.F_WRLCK, 0, 0, 0, 0)
     try:
@@ -53,5 +53,5 @@ def _is_locked(path: Path) -> bool:
 
 
 def text_of(at_ms: int) -> str:
-    """A moment for people, UTC."""
+    """A time as text for people, UTC."""
     return f"{as_datetime(at_ms):%Y-%m-%dT%H:%M:%SZ}"

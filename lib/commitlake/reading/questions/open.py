@@ -1,6 +1,6 @@
-"""What is pending: first half messages without an end in their newest round.
+"""Pending transactions: first half messages without an end in their newest round.
 
-Maintenance saves what was open when it ran (`open_rows`), so only what landed since is looked through.
+Maintenance saves the rows that were open when it ran (`open_rows`), so only messages that landed since are searched.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def make(tables: Tables) -> None:
 
 
 def _landed_since(tables: Tables) -> tuple[str, str]:
-    """SQL: whether a half message landed after the rows were saved, and whether the saved ones count."""
+    """Two SQL conditions: a half message landed after the rows were saved; the saved rows count."""
     saved = tables.rows(_SAVED).to_pylist()
     floors = tables.rows(_FLOORS, landing_id=saved[0]["landing_id"]).to_pylist() if saved else []
     if not floors:

@@ -1,4 +1,4 @@
-"""Counts that several people ask for: by topic and state, what is pending, discarded or rejected, and the topics."""
+"""Counts by topic and state, of pending and discarded transactions, of rejected records, and of the topics."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ SELECT rejected_at, reason, source, kafka_partition, kafka_offset,
 WHERE ($reason IS NULL OR reason = $reason) AND rejected_at >= {since}
 ORDER BY rejected_at DESC, source, kafka_partition, kafka_offset
 """
-"""A key that is no UTF-8 is shown with escapes, such as `\\xFF`."""
+"""A key that is not UTF-8 is shown with escapes, such as `\\xFF`."""
 
 
 def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
-    """Half messages by topic, state and reason whose newest round ended since, first ones that are pending, and rows.
+    """Counts by topic, state and reason: half messages whose newest round ended since, pending first ones, and rows.
 
     Returns:
-        topic, state, reason, messages, and p50_s and p99_s: seconds from `stored_at` to the end; of what is pending its
-        least and its greatest age; of `VISIBLE`, whose reason is a kind, how late it became so (`lateness`).
+        topic, state, reason, messages, p50_s and p99_s. The last two are seconds from `stored_at` to the end. Of
+        pending ones they are the least and the greatest age. Of `VISIBLE`, whose reason is a kind, they are how late
+        rows became so (`lateness`).
     """
     ended.make(tables)
     ages = pending(tables, now_ms).rename_columns({"youngest_s": "p50_s", "oldest_s": "p99_s"})
@@ -71,13 +72,13 @@ def discarded(tables: Tables, since_ms: int) -> pa.Table:
 
 
 def reasons(tables: Tables, since_ms: int) -> pa.Table:
-    """Records rejected since, the most first: reason, records, and when the newest was."""
+    """Records rejected since, the most first: reason, records, and the time of the newest."""
     tables.open("rejected")
     return tables.rows(_REASONS.format(since=moment(since_ms)))
 
 
 def topics(tables: Tables) -> pa.Table:
-    """The destination topics, by the statistics of their files: messages, files, bytes, and when one came last."""
+    """The destination topics, by the statistics of their files: messages, bytes, files, and the newest `visible_at`."""
     found = []
     for name, _ in tables.of_topics():
         files = tables.files(f"topics/{name}")

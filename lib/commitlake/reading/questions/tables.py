@@ -21,7 +21,7 @@ from commitlake.reading.table import Options, Snapshot, Stream, location
 
 
 class Tables:
-    """Opens tables when they are asked for.
+    """Opens tables when they are needed.
 
     Args:
         db: where the views are made.
@@ -36,8 +36,8 @@ class Tables:
     def open(self, *names: str) -> None:
         """Make views of tables, under their names.
 
-        On a local disk DuckDB reads the files itself: it skips row groups by their statistics and Bloom filters, and is
-        some three times as fast as through Arrow, which reads from object stores.
+        On a local disk DuckDB reads the files itself, and skips row groups by their statistics and Bloom filters. That
+        is some three times as fast as through Arrow, by which it reads object stores.
 
         Raises:
             NoTableError: one of them is not there.
@@ -64,7 +64,7 @@ class Tables:
         return quoted(name)
 
     def outside(self, place: str, columns: Collection[str] | None = None) -> str:
-        """Make a view of a Delta table outside the warehouse, and return its name; `columns` are those that matter."""
+        """Make a view of a Delta table outside the warehouse, and return its name; only `columns` are needed of it."""
         name = f"outside {len(self._open)}"
         self._open[name] = Snapshot(place, self._options)
         self._make(name, self._open[name], columns)
@@ -87,7 +87,7 @@ class Tables:
         return self._open[name].log_length()
 
     def rows(self, sql: str, **parameters: object) -> pa.Table:
-        """The rows of a query; only parameters that it names are given to it."""
+        """The rows of a query; parameters that it does not name are ignored."""
         with _explaining_files():
             return self.db.sql(sql, params=_named(sql, parameters) or None).to_arrow_table()
 
@@ -117,7 +117,7 @@ class Tables:
         return list(found["topic"].to_pylist())
 
     def of_topics(self, needed: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-        """Each of these topics, and a view of its table.
+        """Each topic that `destinations` lists, and a view of its table.
 
         Raises:
             WarehouseError: one of them is not there, can't be read, or lacks a column that is needed.
@@ -144,7 +144,7 @@ class Tables:
             self._first_that_binds(f"CREATE VIEW {quoted(name)} AS", sources)
 
     def _first_that_binds(self, statement: str, sources: Sequence[str]) -> None:
-        """The second reads a column that no file has yet; of all tables it would take twice as long."""
+        """Only the second source reads a column that no file has yet; for all tables it would take twice as long."""
         try:
             self.db.execute(f"{statement} {sources[0]}")
         except duckdb.BinderException:
@@ -153,7 +153,7 @@ class Tables:
 
 @contextmanager
 def _explaining_files() -> Iterator[None]:
-    """What is wrong with a file is no mistake of who asks, though DuckDB tells it as one, with the query."""
+    """Reports an error of a file as damage; DuckDB reports it as an error of the query."""
     try:
         yield
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
@@ -196,7 +196,7 @@ def moment(at_ms: int) -> str:
 
 
 def iso(column: str) -> str:
-    """SQL of a time as ISO 8601 has it, UTC, in ms."""
+    """SQL of a time as text in ISO 8601, UTC, with ms."""
     return f"strftime({column}, '%Y-%m-%dT%H:%M:%S.%gZ')"
 
 
@@ -209,12 +209,12 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 def _one_word(kind: object) -> str:
-    """A type of a partition column: DuckDB takes there no other."""
+    """The type of a partition column as one word: DuckDB accepts no other there."""
     return "VARCHAR" if "(" in str(kind) else str(kind).replace(" WITH TIME ZONE", "TZ")
 
 
 def _typed(field: pa.Field) -> str:
-    """A column; what Spark writes by default is a timestamp without a zone, in the eyes of DuckDB."""
+    """A column as SQL; DuckDB reads the timestamps that Spark writes by default as ones without a zone."""
     name, kind = quoted(field.name), field.type
     if pa.types.is_decimal(kind):
         return f"{name}::DECIMAL({kind.precision}, {kind.scale}) AS {name}"
@@ -222,7 +222,7 @@ def _typed(field: pa.Field) -> str:
 
 
 def _named(sql: str, parameters: Mapping[str, object]) -> dict[str, object]:
-    """Those that the query names: DuckDB refuses others."""
+    """The parameters that the query names: DuckDB rejects others."""
     return {name: value for name, value in parameters.items() if f"${name}" in sql}
 
 

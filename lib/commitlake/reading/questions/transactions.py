@@ -24,9 +24,9 @@ SELECT DISTINCT queue_offset FROM half WHERE keys = $keys OR (contains(keys, ' '
 """
 _MINUTE_MS = 60_000
 _STORED, _BEGUN = "epoch_ms(stored_at)", "since_ms"
-"""From when the age of a transaction counts: what is pending is as old as its newest RESUME."""
+"""Begin of a transaction's age; a pending one is as old as its newest RESUME."""
 _ENDED = "epoch_ms(resolved_at)"
-"""To when it counts, of what has ended."""
+"""End of the age, for a transaction that has ended."""
 _FIRST = """
 SELECT e.*, h.tags, h.keys, h.properties
 FROM found e JOIN half h ON h.queue = e.queue AND h.queue_offset = e.queue_offset
@@ -36,14 +36,14 @@ WHERE h.first_queue = h.queue AND h.first_offset = h.queue_offset
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which transactions; what is None does not count.
+    """A selection of transactions; a field that is None does not count.
 
     Attributes:
-        states: of `STATES`.
+        states: some of `STATES`.
         group: producer group.
         topic: destination of the first half message.
         reason: why it ended.
-        older_than_ms: its first half message was stored, or reopened by a RESUME and is pending, so long ago or longer.
+        older_than_ms: least time since its first half message was stored; of a pending one also since its last RESUME.
         since_ms: its first half message was stored after that, ms since epoch, UTC.
         keys: a business key of the first half message.
         where: an SQL condition on the columns of `half` and `transactions`.
@@ -59,7 +59,7 @@ class Wanted:
     where: str | None = None
 
     def conditions(self, now_ms: int, begin: str = _STORED) -> str:
-        """SQL for the columns that pending and ended transactions share; they are as old as `begin`, SQL for ms."""
+        """SQL for the columns that pending and ended transactions share; ages count from `begin`, SQL for ms."""
         pairs = (("producer_group", "group"), ("topic", "topic"), ("reason", "reason"))
         found = [f"{column} = ${name}" for column, name in pairs if getattr(self, name) is not None]
         found += [f"state IN ({', '.join(repr(state) for state in self.states)})"]
@@ -78,17 +78,17 @@ class Wanted:
         return " AND ".join(found) or "true"
 
     def parameters(self) -> dict[str, object]:
-        """Values of the parameters in both."""
+        """Values of the parameters in `conditions` and `more`."""
         return {"group": self.group, "topic": self.topic, "reason": self.reason, "keys": self.keys}
 
 
 def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None) -> pa.Table:
-    """Transactions, the newest first: `COLUMNS`, age_ms (of what has ended, at its end), and those of `DETAILS`.
+    """Transactions, the newest first: `COLUMNS`, age_ms (at the end, if it has ended), and `DETAILS`.
 
     Args:
         tables: of the warehouse.
         wanted: which ones.
-        now_ms: from which ages count, ms since epoch, UTC.
+        now_ms: end of the ages of pending ones, ms since epoch, UTC.
         limit: at most so many.
     """
     parts = []
@@ -109,7 +109,7 @@ def _shown(age: str) -> str:
 
 
 def _ended(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None) -> pa.Table:
-    """Candidates first, by the narrow ledger; then the first half messages among them."""
+    """Finds candidates in the narrow ledger, then the first half messages among them."""
     tables.open("half")
     ended.make(tables)
     conditions = wanted.conditions(now_ms)
@@ -126,7 +126,7 @@ def _ended(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None) -> pa
 
 
 def _keyed(tables: Tables, keys: str) -> str:
-    """A condition that skips nearly all files; `more` compares the keys of what it leaves."""
+    """A condition that skips nearly all files; `more` compares the keys of the rows that are left."""
     offsets = tables.rows(_KEYED, keys=keys)["queue_offset"].to_pylist()
     return f"queue_offset IN ({', '.join(map(str, offsets))})" if offsets else "false"
 

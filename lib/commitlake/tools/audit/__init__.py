@@ -1,4 +1,4 @@
 """The audit, reports from the ledger, and the commands of administrators.
 
-Begin with `audit_rules.py`: what must agree between the tables, one rule each.
+Begin with `audit_rules.py`: the rules by which the tables must agree.
 """

@@ -22,7 +22,7 @@ _ACKNOWLEDGED_WITHIN_S = 15
 
 
 def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str) -> Position:
-    """Return where the first half message of a transaction stands; a decision names only that one.
+    """Return the position of a transaction's first half message, the only one that a decision names.
 
     Args:
         spark: a session with the Delta extension.
@@ -50,8 +50,8 @@ def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str)
 def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position, remark: str | None) -> Position:
     """Send a decision, and return its position in `admin`.
 
-    Coordination applies it: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a discarded one. One that
-    changes nothing is in the table `rejected`.
+    Coordination applies it: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a discarded one. A
+    decision that changes nothing gets a row in the table `rejected`.
 
     Args:
         kafka: the coordinator's Kafka.

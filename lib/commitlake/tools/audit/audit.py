@@ -3,12 +3,13 @@
 One pass: the rows of all tables are grouped by the message's coordinates, summed up, and compared (`audit_rows`,
 `audit_rules`). The counts by topic are sums of the same facts, so they agree exactly when every message does.
 
-A consistent view of a warehouse that is being written: `batches` is read first, and of all other tables the rows up to
-its newest batch. Those are complete, since a batch is written to `batches` last. Landed messages have no batch and may
-be newer: then they are pending, or waiting. A record that is just landing stands in one table or in none, never in two.
+The view of a warehouse that is being written is consistent: `batches` is read first, and of all other tables only the
+rows up to its newest batch. Those are complete, since a batch is written to `batches` last. Landed messages have no
+batch and may be newer: then they are pending, or waiting. A record that is just landing is in one table or in none,
+never in two.
 
-Maintenance deletes rows of what ended long ago, in several steps, so any part of a message with an old end may be left:
-where a rule fails only because of such a row, the message is not counted at all.
+Maintenance deletes rows of messages that ended long ago, in several steps, so only some rows of such a message may be
+left. Where a rule fails only because of that, the message is not counted at all.
 """
 
 from __future__ import annotations
@@ -71,14 +72,13 @@ class Finding:
     examples: tuple[str, ...]
 
     def __str__(self) -> str:
-        """One line."""
         more = ", ..." if self.count > len(self.examples) else ""
         return f"{self.name}: {self.count} ({', '.join(self.examples)}{more})"
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found, up to the complete batch `last_batch`; -1 when none is complete."""
+    """The result of an audit up to the complete batch `last_batch`; -1 when none is complete."""
 
     last_batch: int
     topics: tuple[TopicCounts, ...]
@@ -91,7 +91,7 @@ class AuditReport:
 
 
 def audit(spark: SparkSession, warehouse: str) -> AuditReport:
-    """Compare what the tables hold of each message.
+    """Compare the rows of all tables, message by message.
 
     Args:
         spark: a session with the Delta extension.
@@ -149,7 +149,7 @@ def _counts(found: Iterable[Row], names: dict[int, str]) -> list[TopicCounts]:
 
 
 def _by_topic(row: Row) -> Iterable[tuple[int | None, dict[str, int]]]:
-    """What messages add to the counts of topics; a visible row counts where it stands, even in a wrong topic."""
+    """The share of messages in the counts of topics; a visible row counts where it is, even in a wrong topic."""
     part = {name: row[name] for name in COUNTS}
     if row["shown_low"] is None:
         return [(row["topic"], part)]
@@ -191,7 +191,7 @@ def _place(at: int) -> str:
 
 
 def _checks(tables: Warehouse, last: int) -> list[Finding]:
-    """A message has several checks, numbered in each round, and each may be repeated: compared by themselves."""
+    """Checks are compared by themselves: a message has several, numbered in each round, and each may be repeated."""
     repeat = F.coalesce("repeat", F.lit(0)).alias("repeat")
     each = until(tables.read("checks"), last).groupBy(
         coordinate("queue", "half_offset").alias("at"), "round", "check_no", repeat
@@ -201,7 +201,7 @@ def _checks(tables: Warehouse, last: int) -> list[Finding]:
 
 
 def _batches(tables: Warehouse, last: int) -> list[Finding]:
-    """A batch that wrote anything stands in `batches`, once; a batch that wrote nothing leaves a gap in the ids."""
+    """A batch that wrote anything is in `batches`, once; a batch that wrote nothing leaves a gap in the ids."""
     written = [tables.read(name) for name in (*OF_BATCHES, *map(topic_table, tables.topics()))]
     ids = reduce(DataFrame.unionAll, [table.select("batch_id", F.lit(0).alias("complete")) for table in written])
     ids = ids.unionAll(tables.read("batches").select("batch_id", F.lit(1)))
@@ -220,6 +220,6 @@ def _finding(name: str, found: DataFrame, where: Callable[[Row], str]) -> list[F
 
 
 def _retained_since(tables: Warehouse) -> int:
-    """Rows of what ended before may be gone, ms since epoch, UTC: maintenance writes this before it deletes any."""
+    """Ms since epoch, UTC: rows of messages that ended before may be gone. Maintenance writes it before it deletes."""
     since = tables.read("maintenance").agg(F.max(F.unix_millis("ended_before"))).collect()[0][0]
     return _NEVER if since is None else int(since)

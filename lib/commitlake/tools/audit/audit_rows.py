@@ -20,7 +20,7 @@ SOURCES = ("half", "messages", "op", "admin")
 
 
 class What(IntEnum):
-    """What a row means. The first five are states: of those of one message, the one of the highest batch_id holds."""
+    """The meaning of a row. The first five are states: of a message's states, the one of the highest batch_id holds."""
 
     REOPENED = 0
     COMMITTED = 1
@@ -70,7 +70,7 @@ def _landed(tables: Warehouse) -> list[DataFrame]:
     landed = F.lit(int(What.LANDED))
     op_source = F.when(F.col("admin"), _source("admin")).otherwise(_source("op"))
     op = tables.read("op")
-    # Such a row is about another record than the one that the offset names.
+    # A row with this reason is about another record than the one that the offset names.
     rejected = tables.read("rejected").where(F.col("reason") != OFFSET_USED_BEFORE)
     by_coordination = f"source IN ('op', 'admin') AND reason IN {tuple(refusal.name for refusal in Refusal)}"
     refusal = F.when(F.expr(by_coordination), int(What.REFUSED)).otherwise(int(What.REJECTED))
@@ -86,7 +86,7 @@ def _landed(tables: Warehouse) -> list[DataFrame]:
 
 
 def _decided(tables: Warehouse, last_batch: int) -> list[DataFrame]:
-    """What coordination wrote, except topic tables."""
+    """Rows that coordination wrote, except those of topic tables."""
     half = _source("half")
     ended, delivered, kept, again = (
         until(tables.read(name), last_batch) for name in ("transactions", "deliveries", "discarded", "reentries")

@@ -1,4 +1,4 @@
-"""What must hold for the rows of one message; each rule that does not is a finding."""
+"""Rules for the rows of one message; each rule that is broken is a finding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AuditRule(NamedTuple):
     Attributes:
         name: as the audit reports it.
         when: SQL condition on the facts of a message (`per_message`).
-        may_age: whether it can also mean that maintenance has deleted a row.
+        may_age: whether the condition can also mean that maintenance has deleted a row.
     """
 
     name: str
@@ -69,11 +69,11 @@ COUNTS = {
     "waiting": "INT(has_delay AND delivered + recalled + duplicates = 0)",
     "visible": "visible",
 }
-"""What one message adds to the counts of its topic; `visible` only by a decision or a delivery."""
+"""SQL: the share of one message in the counts of its topic; `visible` only by a decision or a delivery."""
 
 
 def per_message(rows: DataFrame, partitions: int) -> DataFrame:
-    """Aggregate the facts of each message: how often it stands where, its state, times, topics, queues and batches.
+    """Aggregate the facts of each message: its rows of each kind, its state, times, topics, queues and batches.
 
     Repartitioned first: a row has few bytes, but a partial aggregate is as wide as all facts of its message.
 
@@ -92,8 +92,8 @@ def per_message(rows: DataFrame, partitions: int) -> DataFrame:
 def _tally() -> list[Column]:
     """Counts, and bits of rounds.
 
-    A round is a bit, modulo 63: rounds are consecutive, so only for a message that was resumed more than 62 times a
-    repetition could go unnoticed.
+    A round is a bit, modulo 63. Rounds are consecutive, so a repetition can go unnoticed only for a message that was
+    resumed more than 62 times.
     """
     bit = "shiftleft(1L, round % 63)"
     return [
@@ -148,7 +148,7 @@ def judged(messages: DataFrame, retained_since: int) -> DataFrame:
 
     Args:
         messages: as of `per_message`.
-        retained_since: ms since epoch, UTC; rows of what ended before may be gone.
+        retained_since: ms since epoch, UTC; rows of messages that ended before may be gone.
     """
     broken = {rule: F.coalesce(F.expr(rule.when), F.lit(False)) for rule in RULES}
     is_old = F.coalesce(F.col("happened") < retained_since, F.lit(False))

@@ -1,7 +1,7 @@
 """The command `commitlake`: arguments and help of all its commands.
 
-Nothing here imports Spark. A command checks its arguments and the configuration first, and only then goes on in Spark's
-driver (`in_driver`), where its work is done (`commands`); or it needs none (`without_spark`).
+Nothing here imports Spark. A command first checks its arguments and the configuration. Then it continues in Spark's
+driver (`in_driver`), where its work is done (`commands`), or it needs no Spark (`without_spark`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OF_CONSUMERS = ("deltalake", "duckdb", "pyarrow", "sqlglot")
 
 
 class AdminDecision(StrEnum):
-    """What an administrator may decide."""
+    """A decision of an administrator."""
 
     RESUME = "resume"
     COMMIT = "commit"
@@ -61,7 +61,7 @@ def main(*words: str) -> None:
             reason = root_reason(error)
             if isinstance(error, CommitLakeError) or ".parquet" not in reason:
                 raise
-            raise WarehouseError(damage.of_reading(reason)) from error  # Spark's: others know of which table it is
+            raise WarehouseError(damage.of_reading(reason)) from error  # Spark's error; other readers name the table
 
 
 def _tell_version(wanted: bool) -> None:

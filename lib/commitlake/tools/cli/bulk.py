@@ -1,6 +1,6 @@
 """Forced decisions on many transactions: shown first, then sent to `admin` at a steady pace.
 
-A run that was interrupted is repeated with the same words: what was decided meanwhile no longer fits its filters.
+An interrupted run is continued by the same command: transactions decided meanwhile no longer fit its filters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXISTS = re.compile(r"delta:(?P<place>.+?)\s+ON\s+(?P<own>\w+)\s*=\s*(?P<other>
 
 @dataclass(frozen=True)
 class BulkDecision:
-    """What to do.
+    """A decision on a selection of transactions.
 
     Attributes:
         decision: RESUME, COMMIT or ROLLBACK.
@@ -55,7 +55,7 @@ class BulkDecision:
 
 
 def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> int:
-    """Show what is chosen, ask, and send; the exit code."""
+    """Show the chosen transactions, ask, and send; returns the exit code."""
     if not dry_run:
         settings = with_address(settings)
     with opened(settings.warehouse) as tables:
@@ -96,7 +96,7 @@ def _why_not(tables: Tables, plan: BulkDecision, name: str) -> str:
 
 
 def who() -> str:
-    """Who runs this process, as remarks name it."""
+    """The user who runs this process, as remarks name them."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user has no name
@@ -126,7 +126,7 @@ def _exists(tables: Tables, given: str) -> str:
 
 
 def send(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-    """Send decisions in their order, no more than `rate` a second; after each comes how many are sent."""
+    """Send decisions in their order, no more than `rate` a second; yields after each how many are sent."""
     begun = time.monotonic()
     with Sender(settings.kafka) as sender:
         for sent, row in enumerate(rows, 1):

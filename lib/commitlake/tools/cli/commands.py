@@ -32,7 +32,7 @@ def run(settings: Config, *, available_now: bool = False, standby: bool = False)
 
     Args:
         settings: the configuration.
-        available_now: end when all that is there is done.
+        available_now: end when all records that are there are processed.
         standby: wait first, until no other coordinator runs on the warehouse.
     """
     spark = session.build(settings, app_name="commitlake-run")
@@ -97,7 +97,7 @@ def audit(settings: Config) -> int:
 
 
 def first_half_message(settings: Config, transaction_id: str) -> Position:
-    """Return where the first half message of a transaction stands.
+    """Return the position of a transaction's first half message.
 
     Raises:
         TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
@@ -115,14 +115,14 @@ def maintain(settings: Config) -> int:
     settings = cluster.resolved(spark, settings)
     warehouse = Warehouse(spark, settings.warehouse)
     with fencing.lock(settings, spark):
-        warehouse.create()  # those that an older version did not have
+        warehouse.create()  # makes tables that an older version did not have
         report = Maintenance(warehouse, settings).run()
     print(report)
     return int(bool(report.failed))
 
 
 def _session_on_tables(settings: Config, command: str) -> SparkSession:
-    """Return a session; without tables in the warehouse there is nothing to show."""
+    """Return a session; raises `WarehouseError` where the warehouse has no tables."""
     spark = session.build(settings, app_name=f"commitlake-{command}")
     Warehouse(spark, settings.warehouse).must_exist()
     return spark
@@ -137,7 +137,7 @@ def _show(found: DataFrame) -> list[dict[str, object]]:
 
 
 def _with_texts_for_times(found: DataFrame) -> DataFrame:
-    """Python would show them in the zone of the machine, Spark shows them in the session's, which is UTC."""
+    """Times as texts: Python would show them in the machine's zone, Spark shows them in the session's, which is UTC."""
     times = {name for name, kind in found.dtypes if kind == "timestamp"}
     return found.select(
         *[

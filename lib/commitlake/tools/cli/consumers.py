@@ -28,7 +28,7 @@ _MOST = 100_000
 def unfinished(
     settings: Config, topic: str, group: str, tags: str | None, where: str | None, limit: int, as_json: bool
 ) -> int:
-    """Show what a group has not done."""
+    """Show the messages that a group has not finished."""
     found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
     if not unfinished_messages.is_known(settings, topic, group):
         told = f"group {group!r} has never read the topic {topic}; `commitlake groups` shows those that did"
@@ -49,7 +49,7 @@ def groups(settings: Config, topic: str | None, group: str | None, as_json: bool
 
 
 def rewind(settings: Config, topic: str, group: str, to: str) -> int:
-    """Let a group go on elsewhere."""
+    """Move a group to another place in a topic."""
     given = moment(to)
     overview.rewind(settings, topic, group, given)
     print(f"the group {group} goes on in {topic} with {_named(given)}, within some seconds")
@@ -62,14 +62,14 @@ def _named(given: str | datetime) -> str:
 
 
 def delete(settings: Config, topic: str, group: str) -> int:
-    """Forget a group."""
+    """Delete a group."""
     overview.delete(settings, topic, group)
     print(f"the group {group} of the topic {topic} is forgotten")
     return FOUND
 
 
 def moment(text: str) -> str | datetime:
-    """What `--rewind` names: `first`, `newest`, `2h` ago, ms since epoch, or a time, UTC where it has no zone.
+    """The place in `--rewind`: `first`, `newest`, `2h` ago, ms since epoch, or a time, UTC where it has no zone.
 
     Raises:
         ConsumerError: it is none of these.

@@ -21,13 +21,13 @@ _EXAMPLES = 10
 
 
 def list_waiting(settings: Config, topic: str | None, keys: str | None, limit: int, as_json: bool) -> int:
-    """Show what is waiting."""
+    """Show the delayed messages that are waiting."""
     with opened(settings.warehouse) as tables:
         return show(waiting(tables, topic, keys), limit, as_json)
 
 
 def send_recalls(settings: Config, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-    """Recall what rows of `waiting` are about; when all are sent comes how many."""
+    """Recall the messages of rows of `waiting`; yields their number once all recalls are sent."""
     with many_records(settings.kafka) as send:
         for row in rows:
             record = wire.encode_recall(recall_of(row))
@@ -36,7 +36,7 @@ def send_recalls(settings: Config, rows: Sequence[Mapping[str, Any]]) -> Iterato
 
 
 def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool) -> int:
-    """Recall what has a key: shown first, then sent."""
+    """Show the delayed messages with a key, then recall them."""
     if not dry_run:
         settings = with_address(settings)
     with opened(settings.warehouse) as tables:

@@ -1,4 +1,4 @@
-"""The demo in a directory that is its own while it runs, and fresh."""
+"""The demo in a directory that is fresh, and locked while the demo runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commitlake.spark import given, process, runtime, session
 
 _COMMITLAKE = (sys.executable, "-P", "-m", "commitlake.tools.cli")
 _ENDS_WITH_THIS_PROCESS = (sys.executable, parent_watch.__file__, "60")
-DATABASES = ("points", "logistics", "orders")  # that of the orders goes last: it tells that a demo was here
+DATABASES = ("points", "logistics", "orders")  # that of the orders is removed last: it shows that a demo was here
 
 
 @contextmanager
@@ -30,12 +30,12 @@ def fresh(place: Path) -> Iterator[dict[str, object]]:
         WarehouseError: there is a warehouse that no demo made.
     """
     with WarehouseLock(str(place)):
-        # Removed last and made before the warehouse, so it is there whenever the warehouse is a demo's.
+        # orders.db is removed last and made before the warehouse, so it exists whenever the warehouse is a demo's.
         if (place / "warehouse").exists() and not (place / "orders.db").exists():
             msg = f"{place} holds a warehouse that is not of a demo; choose another directory with --dir"
             raise WarehouseError(msg)
         if (place / "warehouse").exists():
-            with WarehouseLock(str(place / "warehouse")):  # the JVM of a demo that was killed may write there yet
+            with WarehouseLock(str(place / "warehouse")):  # the JVM of a killed demo may still write there
                 shutil.rmtree(place / "warehouse", ignore_errors=True)
         for name in ("warehouse_receipts", "checkpoints"):
             shutil.rmtree(place / name, ignore_errors=True)
@@ -53,7 +53,7 @@ def play(place: Path, master: str) -> int:
     from commitlake.tools.demo import run as story  # its services are consumers, an extra that no other command needs
 
     with process.exit_on_signals(process.STOPPED), fresh(place) as directories:
-        os.environ.pop("PYSPARK_GATEWAY_PORT", None)  # under spark-submit, whose driver its coordinator is not
+        os.environ.pop("PYSPARK_GATEWAY_PORT", None)  # of spark-submit; the coordinator is another driver
         os.environ["MASTER"] = master
         name = "spark.driver.extraJavaOptions"
         quick = {name: session.submit_settings(master, short_lived=True)[name]}

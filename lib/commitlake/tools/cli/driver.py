@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("__main__.py")
 def in_driver(
     context: typer.Context, *, long_lived: bool = False, exit_when_stopped: int = process.STOPPED
 ) -> Iterator[None]:
-    """Go on in Spark's driver; elsewhere run the same command in a driver and exit with its code.
+    """Run the block in Spark's driver; elsewhere run the same command in a driver, and exit with its code.
 
     Args:
         context: of the command, whose parameters are valid.

@@ -20,7 +20,7 @@ def run(
     access_keys: str | None,
     engine: str,
 ) -> int:
-    """Listen until a signal; the exit code."""
+    """Serve until a signal; returns the exit code."""
     settings = with_address(settings)
     for module in ("grpc", "rocketmq", "deltalake"):
         if importlib.util.find_spec(module) is None:

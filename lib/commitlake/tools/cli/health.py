@@ -11,7 +11,7 @@ from commitlake.tools.doctor import examine, verdict
 
 
 def make_room(settings: Config) -> None:
-    """Delete the ballast, and say what to do then."""
+    """Delete the ballast, and print where to read what to do next."""
     size = disks.free_ballast(settings)
     done = f"{size / 2**20:.0f} MiB are free again" if size else "there is no ballast: deleted, or not made yet"
     print(f"{done}; see {disks.REMEDY}", file=sys.stderr)

@@ -9,9 +9,9 @@ from commitlake.config.terminal import printable
 from commitlake.spark import process
 
 _FOLDED = 32
-"""Longer texts are folded where they need to be. Ids are not: people copy them."""
+"""Longer texts are folded where room is short. Ids are not: people copy them."""
 _PADDING = 3
-"""Of a column; the table has one more."""
+"""Cells around the text of a column; the table has one more."""
 
 
 def show(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -28,7 +28,7 @@ def show(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
 
 
 def text(value: object) -> object:
-    """A time as ISO 8601 has it, UTC, in ms; other values as they are."""
+    """A time as text in ISO 8601, UTC, with ms; other values as they are."""
     return f"{value:%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z" if isinstance(value, datetime) else value
 
 
@@ -39,7 +39,7 @@ def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int)
     from rich.text import Text
 
     table, shown = Table(box=SIMPLE_HEAD), _fitting(columns, rows, width)
-    for name in shown:  # rich cuts what is too long and must not wrap
+    for name in shown:  # rich cuts a text that is too long and must not wrap
         table.add_column(name, no_wrap=_is_id(name) and len(shown) > 1, overflow="fold")
     for row in rows:
         # A plain string would be read as markup.
@@ -51,7 +51,7 @@ def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int)
 
 
 def _fitting(columns: Sequence[str], rows: list[list[str]], width: int) -> list[str]:
-    """The columns that have room: ids, then as many of the others as can be, the narrow ones."""
+    """The columns that fit: ids, then as many of the others as possible, the narrow ones first."""
     from rich.cells import cell_len
 
     lines = zip(columns, *rows, strict=True)

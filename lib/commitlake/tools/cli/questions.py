@@ -37,14 +37,14 @@ def wanted(
     keys: str | None,
     where: str | None,
 ) -> Wanted:
-    """What a command asks for; `since_ms` counts back from now."""
+    """The selection that a command asks for; `since_ms` counts back from now."""
     begin = None if since_ms is None else now_ms() - since_ms
     names = tuple(str(state) for state in states) or STATES
     return Wanted(names, group, topic, reason, older_than_ms, begin, keys, where)
 
 
 def repeat(watch: bool, work: Callable[[], int]) -> int:
-    """Answer once, or again and again until Ctrl-C."""
+    """Do the work once, or every 2 s until Ctrl-C; returns the exit code."""
     if not watch:
         return work()
     try:
@@ -67,13 +67,13 @@ def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *,
 
 
 def find(settings: Config, keys: str, limit: int, as_json: bool) -> int:
-    """Show all that there is of a business key."""
+    """Show all rows with a business key."""
     with opened(settings.warehouse) as tables:
         return show(everywhere.find(tables, f"{settings.receipts_place}/receipts", keys), limit, as_json)
 
 
 def history(settings: Config, transaction_id: str, as_json: bool) -> int:
-    """Show what happened to a transaction."""
+    """Show the history of a transaction."""
     with opened(settings.warehouse) as tables:
         found = transaction_history(tables, transaction_id)
     if found is None:
@@ -111,10 +111,10 @@ def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
 
 
 def asked(question: Callable[[], pa.Table], **conditions: str | None) -> pa.Table:
-    """The answer; an error in conditions that somebody wrote, by their options, becomes a short one.
+    """The answer to a question; an error in the user's `conditions`, by option, becomes a short one.
 
     Raises:
-        ConfigError: the condition can't be used.
+        ConfigError: a condition can't be used.
     """
     try:
         return question()
@@ -138,7 +138,7 @@ def show(found: pa.Table, limit: int, as_json: bool, *, is_cut: bool = False) ->
         found: the rows.
         limit: show at most so many.
         as_json: print objects.
-        is_cut: one row more than the limit stands for all others, which nobody has counted.
+        is_cut: one row more than the limit stands for all others, which were not counted.
     """
     rows = found.slice(0, limit).to_pylist()
     if as_json:

@@ -36,7 +36,7 @@ def make(settings: Config, since_ms: int, refresh_s: int | None = None, links: s
 
 
 def write(settings: Config, since_ms: int, out: Path) -> int:
-    """Write the page to a file; the exit code."""
+    """Write the page to a file; returns the exit code."""
     text = make(settings, since_ms)
     try:
         out.write_text(text, encoding="utf-8")
@@ -48,12 +48,12 @@ def write(settings: Config, since_ms: int, out: Path) -> int:
 
 
 def serve(settings: Config, since_ms: int, port: int, *, with_actions: bool = False) -> int:
-    """Serve the page on the loopback address until Ctrl-C, made anew for each request; the exit code.
+    """Serve the page on the loopback address until Ctrl-C, a new one for each request; returns the exit code.
 
     Args:
         settings: the coordinator's configuration.
         since_ms: how far the page looks back.
-        port: where; 0 for any that is free.
+        port: the port; 0 for any that is free.
         with_actions: offer `Actions` too.
     """
     actions = Actions(settings) if with_actions else None
@@ -69,12 +69,12 @@ def serve(settings: Config, since_ms: int, port: int, *, with_actions: bool = Fa
 
 
 class ReportHandler(BaseHTTPRequestHandler):
-    """Answers with the page, and with those of the actions where they are offered.
+    """Answers with the page, and with the pages of the actions where they are offered.
 
     Args:
         made: makes the page about the last hours.
-        actions: None: only that one.
-        given: what the server passes.
+        actions: None: only that page is offered.
+        given: the server's own arguments.
     """
 
     def __init__(self, made: Callable[[], str], actions: Actions | None, *given: Any) -> None:
@@ -82,7 +82,7 @@ class ReportHandler(BaseHTTPRequestHandler):
         super().__init__(*given)
 
     def parse_request(self) -> bool:
-        """Whether the request is for this host; a page of another site may have a name that leads here by now."""
+        """Whether the request names this host: another site's page may use a name that has come to lead here."""
         if not super().parse_request():
             return False
         host = self.headers.get("Host", "")
@@ -124,7 +124,7 @@ class ReportHandler(BaseHTTPRequestHandler):
     def _answer_page(self) -> None:
         try:
             self._answer(200, self._made())
-        except (CommitLakeError, duckdb.Error) as error:  # the warehouse is away, say; the next request may find it
+        except (CommitLakeError, duckdb.Error) as error:  # e.g. no warehouse; the next request may find it
             self._answer(503, document("no answer", f"<p>{escape(str(error))}</p>", _REFRESH_S))
 
     def _is_known(self, actions: Actions) -> bool:
@@ -144,7 +144,7 @@ class ReportHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of each request."""
+        """Log no request."""
 
 
 def _parts(address: str) -> SplitResult:

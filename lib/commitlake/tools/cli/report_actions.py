@@ -1,7 +1,7 @@
-"""What the served page offers to do: look at what hangs, resume what was discarded, recall what is delayed.
+"""The actions of the served page: list hanging transactions, resume discarded ones, recall delayed messages.
 
-Each is shown first and sent then, once and only as it was shown. Whoever knows the token may do it: the command prints
-it in the page's address, for others on the machine reach the port, too.
+Each selection is shown first and then sent, once and only as it was shown. A request must know the token, which the
+command prints in the page's address: other users of the machine reach the port, too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Actions:
         settings: the coordinator's configuration, with Kafka's address.
 
     Attributes:
-        token: what a request must know.
+        token: the secret that a request must know.
     """
 
     def __init__(self, settings: Config) -> None:
@@ -67,11 +67,11 @@ class Actions:
         return _document(_SAID[name], self._form(name, {})) if name in _SAID else None
 
     def answer(self, path: str, form: Form) -> tuple[int, str]:
-        """The status and the page after a form was sent: what is chosen, or that it is sent."""
+        """The status and the page after a form was submitted: the rows that are chosen, or how many were sent."""
         name = path.removeprefix("/")
         if name not in _SAID:
             return 404, _document("Not found", "<p>there is no such page</p>")
-        if not _is_same(form.get("token", ""), self._form_token):  # a page of another site can't read it
+        if not _is_same(form.get("token", ""), self._form_token):  # another site's page can't read it
             return 403, _document("Refused", "<p>this form is of another page; load it again</p>")
         wrong = _wrong(name, form)
         try:
@@ -143,7 +143,7 @@ def _is_same(given: str, token: str) -> bool:
 
 
 def _wrong(name: str, form: Form) -> str:
-    """What is missing in a form, as the commands want it."""
+    """Text for an error where a form lacks a field that the command requires; empty where it does not."""
     if name == "recall":
         return "" if form.get("topic") and form.get("keys") else "topic and keys are needed"
     if not form.get("remark"):
@@ -163,7 +163,7 @@ def _sent(numbers: Iterator[int], many: int) -> str:
 
 
 def _digest(name: str, form: Form, rows: Rows) -> str:
-    """What tells whether the same is to be sent as was shown."""
+    """A digest by which the rows to send are compared with those that were shown."""
     places = sorted((row["queue"], row["queue_offset"], row.get("round", 0)) for row in rows)
     return hashlib.sha256(repr((name, [form.get(field) for field in _FILTERS[name]], places)).encode()).hexdigest()
 

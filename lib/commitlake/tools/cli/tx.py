@@ -20,7 +20,7 @@ app = typer.Typer(
 
 
 class StateFilter(StrEnum):
-    """What a transaction may be."""
+    """The state of a transaction."""
 
     PENDING = "PENDING"
     COMMITTED = "COMMITTED"
@@ -40,7 +40,7 @@ def length(text: str) -> int:
 
 
 def one_of(allowed: Collection[str]) -> Callable[[str], str]:
-    """A parser of texts that takes only these."""
+    """A parser of texts that accepts only those of `allowed`."""
 
     def parse(text: str) -> str:
         if text not in allowed:

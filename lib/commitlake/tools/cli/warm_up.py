@@ -1,6 +1,6 @@
-"""Makes the archive of classes from which later starts are quicker (`spark.class_archive`); for the set-up of a clone.
+"""Makes the archive of classes that makes later starts faster (`spark.class_archive`); for the set-up of a clone.
 
-A coordinator works off a few messages on an embedded broker, in a temporary directory, in a driver of its own.
+A coordinator processes a few messages on an embedded broker, in a temporary directory, in a driver of its own.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def main() -> None:
 
 
 def coordinate(_: Sequence[str]) -> None:
-    """Loads the classes: what a run loads is what a coordinator needs."""
+    """Loads the classes that a coordinator needs, by running one."""
     with tempfile.TemporaryDirectory(prefix="commitlake-warm-up-") as place:
         given = {"warehouse": f"{place}/warehouse", "checkpoints": f"{place}/checkpoints"}
         with provide(config.from_mapping({"kafka.bootstrap_servers": "embedded", **given})) as conf:
             spark = session.build(conf, app_name="commitlake-warm-up", short_lived=True)
-            Coordinator(spark, conf).start(available_now=True).stop()  # publishes what producers must know
+            Coordinator(spark, conf).start(available_now=True).stop()  # publishes the limits for producers
             _send(conf.kafka.bootstrap_servers)
             Coordinator(spark, conf).start(available_now=True).stop()
             spark.stop()

@@ -1,4 +1,4 @@
-"""The commands that need no Spark: their arguments and help. They check both, then do their work."""
+"""The commands that need no Spark: arguments and help. Each checks arguments and configuration, then does its work."""
 
 from __future__ import annotations
 

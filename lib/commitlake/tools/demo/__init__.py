@@ -1,1 +1,1 @@
-"""The demo: an order service, and two that read its orders, around a coordinator. What `./spark-submit.sh` shows."""
+"""The demo: an order service, and two that read its orders, around a coordinator; `./spark-submit.sh` runs it."""

@@ -28,7 +28,7 @@ class Comparison:
     right_has: Counter[str]
 
     def differences(self) -> list[str]:
-        """What one side has more of, in words; empty when both hold the same."""
+        """A line for each side that has more than the other; empty when both hold the same."""
         both = (
             (self.left, self.right, self.left_has - self.right_has),
             (self.right, self.left, self.right_has - self.left_has),
@@ -61,8 +61,8 @@ class OrderTables:
         """The rows of a query on tables, `{0}` and so on in it; none while one of them has no rows.
 
         Args:
-            sql: in DuckDB's words.
-            names: of tables; `topics/<topic>` is that of a topic.
+            sql: in DuckDB's dialect.
+            names: names of tables; `topics/<topic>` is the table of a topic.
         """
         files = [self._files(name) for name in names]
         if not all(files):
@@ -88,7 +88,7 @@ class OrderTables:
         return counts
 
     def seen(self, topic: str, column: str) -> Counter[str]:
-        """What consumers of a topic see in a column; nothing when the topic has no table yet."""
+        """The values of a column that consumers of a topic see; none when the topic has no table yet."""
         return self._texts(f"SELECT {column} FROM {{0}}", f"topics/{topic}")
 
     def landed(self) -> Comparison:

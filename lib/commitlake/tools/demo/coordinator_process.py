@@ -18,10 +18,10 @@ _SHOWN = 2_000
 
 
 class CoordinatorProcess:
-    """Runs a command that says READY once it works.
+    """Runs a command that prints READY once it works.
 
     Args:
-        command: which ends when its standard input does, so it can't outlive the demo.
+        command: must end when its standard input does, so it can't outlive the demo.
         log: the file for its output.
     """
 
@@ -54,14 +54,14 @@ class CoordinatorProcess:
             )
 
     def kill(self) -> None:
-        """End Python and its JVM with SIGKILL, like a crash; also what outlived the command."""
+        """End Python and its JVM with SIGKILL, like a crash, even where they have outlived the command."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     @property
     def is_ready(self) -> bool:
-        """Whether it works.
+        """Whether it has printed READY since its last start.
 
         Raises:
             DemoError: it has ended by itself.

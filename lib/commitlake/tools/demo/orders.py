@@ -84,7 +84,7 @@ class OrderTable:
     def state(self, transaction_id: str | None) -> OrderState | None:
         """Return the state of a transaction's order; None when it has none.
 
-        It goes by the transaction: an order that is sent again is another one with the same order id.
+        Looked up by the transaction: an order that is sent again is another transaction with the same order id.
         """
         with self._transaction() as db:
             row = db.execute("SELECT state FROM orders WHERE tx = ?", (transaction_id,)).fetchone()
@@ -134,7 +134,7 @@ class OrderListener(TransactionListener):
 
 
 def decision(state: OrderState | None) -> LocalTransactionState:
-    """Return what the order's state means for its message; an order in review is undecided."""
+    """Return the decision on a message by its order's state; an order in review is undecided."""
     match state:
         case OrderState.PAID:
             return LocalTransactionState.COMMIT_MESSAGE

@@ -1,4 +1,4 @@
-"""What the demo writes while it runs: lines that stay, and on a terminal one that is refreshed."""
+"""The demo's output while it runs: lines that stay, and on a terminal one that is refreshed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-_EVERY_S = 5  # without a terminal the state is a line like others, and rare
+_EVERY_S = 5  # without a terminal the state is a line that stays, written at most so often
 
 
 class DemoProgress:
@@ -37,7 +37,7 @@ class DemoProgress:
         self._console.print(Text(self._line(text)), soft_wrap=True)
 
     def show(self, text: str) -> None:
-        """Show the state of things: in place of the one before on a terminal, every few seconds elsewhere."""
+        """Show the present state: on a terminal in place of the one before, elsewhere as a line every few seconds."""
         if self._console.is_terminal:
             self._live.start()
             self._live.update(Text(self._line(text), no_wrap=True, overflow="ellipsis"), refresh=True)

@@ -1,4 +1,4 @@
-"""What the demo prints at its end."""
+"""The demo's output at its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def show(story: Scenario, differences: list[str], seconds: float) -> None:
     """Print the counts, what a consumer sees, where the tables are, and whether all sides agree.
 
     Args:
-        story: which has ended.
+        story: the story, which has ended.
         differences: between the sides; empty when they agree.
-        seconds: since the start of the demo.
+        seconds: time since the start of the demo.
     """
     tables = story.tables
     where = place(tables.root, TOPIC)

@@ -1,6 +1,6 @@
 """Sets the demo up: the coordinator, three shops of which one is killed, and two services downstream.
 
-It uses what `commitlake` exports and its commands, Kafka's client and SQLite, as an application would.
+The demo uses the exports and commands of `commitlake`, Kafka's client and SQLite, as an application would.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from commitlake.tools.demo.orders import OrderTable
 from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.scenario import Scenario
 
-# Short, so that the story is short. Six seconds, Kafka's least, after which a killed shop's checks go to another one.
+# Short times make a short story. After six seconds, Kafka's least, a killed shop's checks go to another one.
 SETTINGS: dict[str, object] = {
     "trigger_interval": "1s",
     "transaction": {"timeout": "2s", "check_interval": "2s", "check_max": 4},
@@ -82,7 +82,7 @@ def _play(
 
 
 def _audit(command: list[str], progress: DemoProgress) -> int:
-    """Run `commitlake audit`, and print its verdict, or all that it says when it finds something."""
+    """Run `commitlake audit`, and print its verdict, or its whole output when it finds something."""
     print(flush=True)
     progress.write("the audit compares the tables message by message ...")
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -32,7 +32,7 @@ _PATIENCE_S = 600
 
 @dataclass
 class Scenario:
-    """All who take part, and the story.
+    """The processes and tables of the demo, and the story.
 
     Attributes:
         counts: of the tables, as last read, see `OrderTables.counts`.
@@ -78,7 +78,7 @@ class Scenario:
         )
 
     def _look(self) -> list[str]:
-        """Go on with the coordinator, and read the tables: what keeps the story from its end."""
+        """Read the tables, and kill or await the coordinator; return what still keeps the story from its end."""
         counts, before = self.tables.counts(), self.counts
         self.counts = counts
         if counts["COMMITTED"] and not before["COMMITTED"]:
@@ -92,7 +92,7 @@ class Scenario:
         return [line for comparison in self._comparisons() for line in comparison.differences()]
 
     def _is_back(self) -> bool:
-        """Kill the coordinator once it has committed something, and start it again; whether that is over."""
+        """Kill the coordinator after its first commits, and start it again; return whether it is ready again."""
         is_ready = self.coordinator.is_ready
         if is_ready and not self._was_ready:
             self.progress.write("the coordinator is ready" if self._starts == 1 else "the coordinator is back")

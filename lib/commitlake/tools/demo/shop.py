@@ -31,13 +31,13 @@ STUCK = 6
 """The last orders of the doomed shop hang: half of them before, half after their local transaction."""
 _HUNG = {f"{DOOMED}-{ORDERS - left:02}" for left in range(STUCK)}
 PAUSE_S = 0.4
-"""So the shops go on while the coordinator is killed and comes back."""
+"""Pause after each order, so that the shops go on while the coordinator is killed and comes back."""
 PATIENT = {"send_msg_timeout": 15_000, "start_timeout": 120_000}
 """Arguments of a producer: a loaded machine is slow, and the coordinator makes the topics."""
 
 
 class Mishap(Enum):
-    """What goes wrong with an order, on purpose."""
+    """A mishap of an order, on purpose."""
 
     NONE = "none"
     SILENT = "the listener gives no answer"
@@ -47,7 +47,7 @@ class Mishap(Enum):
 
 @dataclass(frozen=True)
 class OrderPlan:
-    """An order, what goes wrong with it, and whether it is sent to two topics."""
+    """An order, its mishap, and whether it is sent to two topics."""
 
     order: Order
     mishap: Mishap = Mishap.NONE
@@ -85,7 +85,7 @@ class UnluckyListener(OrderListener):
         return None if arg.mishap is Mishap.SILENT else answer
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        """Look the transaction up, and tell what became of those whose shop was killed."""
+        """Look the transaction up, and report the answer where its shop was killed."""
         answer = super().check_local_transaction(message)
         if message.keys in _HUNG and answer is not LocalTransactionState.UNKNOW:
             _report(f"answers {message.keys} {answer.name.removesuffix('_MESSAGE')}")

@@ -1,4 +1,4 @@
-"""Charts as SVG: bars that are stacked, lines, bars that lie. Colours are the page's CSS variables."""
+"""Charts as SVG: stacked bars, lines, horizontal bars. Colours are the page's CSS variables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from html import escape
 
 WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _BOTTOM, _TOP = 44, 6, 22, 14
-"""Of the plot; a point at its edge, and the highest tick in a phone's larger letters, must not be cut."""
+"""Margins of the plot: a point at its edge, and the highest tick in a phone's larger letters, must not be cut."""
 _PLOT = WIDTH - _LEFT - _RIGHT
 _TICKS = 4
 
 
 def stacked(series: Mapping[str, Sequence[float]], labels: tuple[str, str], title: str) -> str:
-    """Bars over time, one on the other; `labels` stand below the first and the last."""
+    """Stacked bars over time; `labels` stand below the first and the last."""
     count = len(next(iter(series.values())))
     highest = max([sum(values) for values in zip(*series.values(), strict=True)], default=0)
     top = _TICKS * _nice(highest / _TICKS)  # so that each tick is a whole number
@@ -52,7 +52,7 @@ def lines(series: Mapping[str, Sequence[float | None]], labels: tuple[str, str],
 
 
 def lying(values: Mapping[str, float], title: str) -> str:
-    """One bar for each name, from left to right."""
+    """One horizontal bar for each name."""
     top, row = max([*values.values(), 1]), 28
     parts = []
     for number, (name, value) in enumerate(values.items()):
@@ -85,7 +85,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _nice(highest: float) -> float:
-    """The end of the axis: 1, 2, 4, 10, 20, ... and not below what is shown."""
+    """The end of the axis: 1, 2, 4, 10, 20, ... and not below `highest`."""
     top = 1.0
     while top < highest:
         for factor in (2, 4, 10):
@@ -96,7 +96,7 @@ def _nice(highest: float) -> float:
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """Neighbours that have a value."""
+    """Runs of neighbours that have a value, with their places."""
     found: list[list[tuple[int, float]]] = [[]]
     for place, value in enumerate(values):
         if value is None:

@@ -1,4 +1,4 @@
-"""What the page shows, read from the tables."""
+"""The figures of the page, read from the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMMITTED = """(
 SELECT *, (epoch_ms(completed_at) - epoch_ms(stored_at)) / 1000 AS took_s
 FROM transactions JOIN batches USING (batch_id) WHERE state = 'COMMITTED' AND {recent})
 """
-"""With the time to the end of their batch's appends, when what has no delay could be read."""
+"""With the time to the end of their batch's appends, when a message without a delay could be read."""
 _LATENCY = f"""
 SELECT {{bucket}} AS bucket, quantile_cont(took_s, 0.5) AS p50, quantile_cont(took_s, 0.99) AS p99
 FROM {_COMMITTED} GROUP BY ALL
@@ -58,7 +58,7 @@ FROM {open_transactions.VIEW} ORDER BY since_ms, queue, queue_offset LIMIT {_OLD
 
 @dataclass(frozen=True)
 class Figures:
-    """All that the page shows. Times are ms since epoch, UTC, or UTC without a zone.
+    """All figures of the page. Times are ms since epoch, UTC, or UTC without a zone.
 
     Attributes:
         since: the begin.
@@ -89,7 +89,7 @@ class Figures:
     oldest: list[dict[str, Any]]
 
     def total(self, state: str) -> int:
-        """How many half messages ended so."""
+        """How many half messages ended in `state`."""
         return sum(self.ended[state])
 
 

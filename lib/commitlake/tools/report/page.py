@@ -24,8 +24,8 @@ def page(figures: Figures, warehouse: str, refresh_s: int | None = None, links: 
     """The HTML of the page about the last hours.
 
     Args:
-        figures: what it shows.
-        warehouse: whose they are.
+        figures: the figures that it shows.
+        warehouse: the warehouse that they are of.
         refresh_s: how often a browser loads it again; None for never.
         links: HTML below the title.
     """
@@ -103,7 +103,7 @@ def table(rows: Sequence[Mapping[str, Any]], nothing: str) -> str:
 
 
 def _css(value: object) -> str:
-    """A number or a time is not broken, however narrow the screen is."""
+    """The class of a number or a time, which is not broken, however narrow the screen is."""
     return " class=whole" if isinstance(value, int | float | datetime) else ""
 
 
