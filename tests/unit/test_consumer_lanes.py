@@ -40,13 +40,13 @@ def turn(lanes: Lanes, state: dict[str, Any]) -> dict[str, Any]:
     return after
 
 
-def test_a_queue_goes_to_its_due_owner_once_its_retries_are_given_back() -> None:
+def test_a_queue_goes_to_its_due_owner_once_its_retries_are_released() -> None:
     lanes = Lanes()
     lanes.follow(ALONE, "a", set())
     handed = handed_again(lanes)
     state = turn(lanes, {**ALONE, "members": {"a": 15, "b": 15}})
     assert state["queues"]["1"]["owner"] == "a", "a message of it is in hand"
-    assert lanes.give_back(handed)
+    assert lanes.release(handed)
     assert turn(lanes, state)["queues"]["1"]["owner"] is None
 
 

@@ -172,7 +172,7 @@ class Held:
     def __init__(self, name: str, *, is_due_elsewhere: bool) -> None:
         self.message_id, self.keys, self._is_due_elsewhere = name, "key", is_due_elsewhere
 
-    def give_back(self) -> bool:
+    def release(self) -> bool:
         return self._is_due_elsewhere
 
     def done(self) -> None:

@@ -152,21 +152,21 @@ class _Ears:
         if stop in self._stops:  # not in the child of a fork
             self._stops.remove(stop)
         if not self._stops and threading.current_thread() is threading.main_thread():
-            self._give_back()
+            self._restore()
 
     def forget(self) -> None:
         """Restores the handlers in the child of a fork, where nobody waits for a flag."""
         self._stops.clear()
-        self._give_back()
+        self._restore()
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         before, self._before = self._before, {}
         for number, handler in before.items():
             if signal.getsignal(number) == self._hear:  # if not, other code has set its own since
                 signal.signal(number, handler)
 
     def _hear(self, number: int, _: object) -> None:
-        self._give_back()
+        self._restore()
         if not self._stops:
             signal.raise_signal(number)
         for stop in list(self._stops):

@@ -1,7 +1,7 @@
 """The queues of one instance, a lane for each, and the receipts that are not written yet.
 
-The iterator hands messages over, any thread finishes them, and the member writes the receipts. One lock guards all of
-this, so that no cursor passes a message whose receipt is not written with it.
+The iterator hands messages over, any thread finishes them, and the member writes the receipts, all under one lock: so
+no cursor passes a message whose receipt is not written with it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InFlight:
         attempt: 1 for the first.
         round: grows each time an administrator sends them again, or rewinds the group.
         finished: whether their outcome is known.
-        is_given_back: whether this instance has given them up; another instance redelivers them.
+        is_released: whether this instance has given them up; another instance redelivers them.
     """
 
     lane: Lane
@@ -45,7 +45,7 @@ class InFlight:
     attempt: int = 1
     round: int = 0
     finished: bool = False
-    is_given_back: bool = False
+    is_released: bool = False
 
     def value(self, column: str) -> Any:
         """The value of a column, of the first message."""
@@ -57,13 +57,13 @@ class InFlight:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes in memory; each message counts as the mean of the rows that were read with it."""
+        """Bytes in memory; each message counts as the mean of the rows read with it."""
         return len(self.chosen.indexes) * (int(self.chosen.rows.bytes_a_row) + _OBJECT_BYTES)
 
     @property
     def is_open(self) -> bool:
-        """Whether the messages are neither finished nor given back."""
-        return not (self.finished or self.is_given_back)
+        """Whether the messages are neither finished nor released."""
+        return not (self.finished or self.is_released)
 
 
 @dataclass(eq=False, slots=True)
@@ -183,10 +183,9 @@ class Lanes:
             return set(self._lanes)
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
-        """Queues that exceed their share of `most_bytes`, if all queues together exceed `most_bytes`.
+        """Queues that exceed their share of `most_bytes`, if all exceed it together; each with its front's position.
 
-        Bytes of messages count that are finished behind an open one. Each queue comes with the position of the open
-        message in front.
+        Bytes of messages count that are finished behind an open one.
         """
         with self._lock:
             self._settle()
@@ -242,12 +241,12 @@ class Lanes:
                     self._receipts.append((handed.lane, Receipt(rows.of_receipts, indexes, outcome)))
                     self.unwritten += len(indexes)
 
-    def give_back(self, handed: InFlight) -> bool:
+    def release(self, handed: InFlight) -> bool:
         """Give up messages if their queue goes to another instance; False if the queue stays here."""
         with self._lock:
             if not handed.lane.is_closing or not handed.is_open:
                 return False
-            handed.is_given_back = True
+            handed.is_released = True
             handed.lane.retries.out.discard(handed.place())  # no receipt of it will do this
             self._count(handed, -1)
             return True

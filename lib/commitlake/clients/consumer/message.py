@@ -106,9 +106,9 @@ class ReceivedMessage:
         """
         self._outcomes.retry([self.handed], after, most, remark)
 
-    def give_back(self) -> bool:
+    def release(self) -> bool:
         """Give up the message if its queue goes to another instance, which gets it; False if the queue stays here."""
-        return self._outcomes.give_back(self.handed)
+        return self._outcomes.release(self.handed)
 
     def is_late(self) -> bool:
         """Whether another instance may have the message: this one has shown no sign of life for a lease."""

@@ -71,9 +71,9 @@ class Outcomes:
         else:
             self.finish(handed, "RETRY", due, remark)
 
-    def give_back(self, handed: InFlight) -> bool:
+    def release(self, handed: InFlight) -> bool:
         """Give up a message if its queue goes to another instance; False if the queue stays here."""
-        return self._member.lanes.give_back(handed)
+        return self._member.lanes.release(handed)
 
     def is_late(self) -> bool:
         """Whether other instances may have taken the queues meanwhile."""

@@ -228,14 +228,14 @@ class Runner:
         self._stop.set()
 
     def _look_again(self) -> None:
-        """Queue messages whose retry is due, and give back lines whose queue goes to another instance."""
+        """Queue messages whose retry is due, and release lines whose queue goes to another instance."""
         try:
             while not self._is_over.wait(_LOOK_S):
                 with self._lock:
                     lines = list(self._lines.items())
                 for key, line in lines:
                     self._warn_of(line)
-                    if line.due_s is None or not self._is_given_back(key, line):
+                    if line.due_s is None or not self._is_released(key, line):
                         self._begin(key, line)
         except BaseException as error:
             self._fail(error)
@@ -245,16 +245,16 @@ class Runner:
             text = "%d messages wait behind %r, which failed %d times; others may come to stand still with them"
             self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
 
-    def _is_given_back(self, key: Hashable, line: Line) -> bool:
-        """Give back the messages of a line whose queue goes to another instance; True when no message is left.
+    def _is_released(self, key: Hashable, line: Line) -> bool:
+        """Release the messages of a line whose queue goes to another instance; True when no message is left.
 
         Messages of one text in `keys` are in several queues; those in queues that stay continue here.
         """
         with self._lock:
-            if line.due_s is None or not line.messages or not line.messages[0].give_back():
+            if line.due_s is None or not line.messages or not line.messages[0].release():
                 return False
             line.messages.popleft()
-            line.messages = deque(each for each in line.messages if not each.give_back())
+            line.messages = deque(each for each in line.messages if not each.release())
             line.failed, line.due_s = 0, 0.0
             if not line.messages:
                 self._lines.pop(key, None)

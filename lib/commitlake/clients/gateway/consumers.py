@@ -227,7 +227,7 @@ class Consumers:
         while True:
             await asyncio.sleep(_LOOK_S)
             for what, reader in list(self._readers.items()):
-                reader.give_back()
+                reader.release()
                 if reader.is_over or reader.is_idle(IDLE_S):
                     self._end(what)
 

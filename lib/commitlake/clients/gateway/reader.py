@@ -113,12 +113,12 @@ class Reader:
         if self._asking:
             self._messages.put_nowait(None)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Give back the messages that no client has and whose queue goes to another instance."""
-        self._returned = deque(each for each in self._returned if not each.give_back())
+        self._returned = deque(each for each in self._returned if not each.release())
         for _ in range(self._messages.qsize()):
             message = self._messages.get_nowait()
-            if message is not None and message.give_back():
+            if message is not None and message.release():
                 self._room.release()
             else:
                 self._messages.put_nowait(message)
@@ -163,7 +163,7 @@ class Reader:
         if not self._returned or self._returned[0].is_late():
             return []
         message = self._returned.popleft()
-        return [] if message.give_back() else [message]
+        return [] if message.release() else [message]
 
     def _run(self) -> None:
         failure: Exception | None = None

@@ -116,7 +116,8 @@ class Shop:
                 self._producer.send_message_in_transaction(plan.order.to_message(), plan)
         except MQClientException as error:
             print(f"order {plan.order.id} was not placed: {error}", file=sys.stderr, flush=True)
-        _report("placed")
+        else:
+            _report("placed")
 
     def _place_and_ship(self, order: Order) -> None:
         """Send messages to two topics in one transaction."""
