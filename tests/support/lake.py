@@ -219,6 +219,6 @@ def ended(lake: Lake) -> dict[tuple[int, int], Row]:
 
 
 def own_place(row: Row) -> tuple[int, int]:
-    """Where the half message of a feedback row stands: a part has a place of its own."""
+    """Where the half message of a requeued row stands: a part has a place of its own."""
     is_part = row["part_offset"] >= 0
     return (row["part_queue"], row["part_offset"]) if is_part else (row["queue"], row["offset"])

@@ -31,7 +31,7 @@ def test_what_ends_the_thread_is_told_by_each_group(warehouse: Path, monkeypatch
     first, second = consumer(warehouse, group="a"), consumer(warehouse, group="b")
     next(first).done()
     with monkeypatch.context() as patch:
-        patch.setattr(Clerk, "_give_turns", fails(MemoryError("no memory")))
+        patch.setattr(Clerk, "_start_syncs", fails(MemoryError("no memory")))
         next(second).done()
         wait_for(lambda: first._subscriptions[0]._member.is_closed)
     for each in (first, second):
@@ -60,7 +60,7 @@ def fails(error: BaseException) -> Callable[..., Any]:
     return call
 
 
-@pytest.mark.parametrize("step", ["_write", "_take_turn"])
+@pytest.mark.parametrize("step", ["_write", "_sync"])
 def test_a_consumer_that_garbage_collection_closes_in_the_thread_stalls_no_group(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkey
 
 
 class NoClerk:
-    """Lets a test say when receipts are written and turns are taken."""
+    """Lets a test say when receipts are written and members sync."""
 
     def add(self, _: GroupMember) -> None:
         """Nothing."""
@@ -138,7 +138,7 @@ def write(member: GroupMember) -> None:
 
 
 def turn_while_it_is_written(member: GroupMember, *written: Any) -> None:
-    before, thread = member.lanes.changes, threading.Thread(target=member.take_turn)
+    before, thread = member.lanes.changes, threading.Thread(target=member.sync)
     thread.start()
     wait_for(lambda: member.lanes.changes > before)
     member.written(*written)
@@ -150,7 +150,7 @@ def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written
 ) -> None:
     handed = hand_over(member, 5)
     place = f"{warehouse}_receipts"
-    Group(place, "points", "orders").change(lambda state: assignment.turn(state or {}, "b", (), (), (), {}, 60))
+    Group(place, "points", "orders").change(lambda state: assignment.rebalance(state or {}, "b", (), (), (), {}, 60))
     member.lanes.finish(handed, Attempt("DONE", 1, 0, None, None, 1))
     taken = member.take()
     assert taken is not None
@@ -163,7 +163,7 @@ def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written
         return dict(state["queues"]["1"])
 
     while share()["owner"] == "a":
-        member.take_turn()
+        member.sync()
         write(member)
     assert share()["owner"] is None
     assert share()["cursor"]["normal"] == {"0": [5, 0]}

@@ -65,9 +65,9 @@ def consumed(warehouse: Path, most: int = 1_000, **arguments: Any) -> list[str]:
     return found
 
 
-def take_turns(state: assignment.State, *names: str) -> assignment.State:
+def rebalanced(state: assignment.State, *names: str) -> assignment.State:
     for name in names:
-        state = assignment.turn(state, name, (), range(4), (), {})
+        state = assignment.rebalance(state, name, (), range(4), (), {})
     return state
 
 
@@ -189,17 +189,19 @@ def test_an_instance_of_an_earlier_version_moves_no_cursor_of_this_one(warehouse
     assert len(consumed(warehouse)) == 5
 
 
-LEASES = assignment.turn(assignment.turn({"members": {}, "queues": {}}, "a", (), range(4), (), {}), "b", (), (), (), {})
+LEASES = assignment.rebalance(
+    assignment.rebalance({"members": {}, "queues": {}}, "a", (), range(4), (), {}), "b", (), (), (), {}
+)
 CHANGES: dict[str, Any] = {
-    "a goes on": lambda s: assignment.turn(s, "a", (), range(4), range(4), {0: "a1", 2: "a1"}),
-    "a releases": lambda s: assignment.turn(s, "a", (), range(4), (), {1: "a2"}),
-    "b goes on": lambda s: assignment.turn(s, "b", (), range(4), range(4), {1: "b1", 3: "b1"}),
-    "a finds a queue": lambda s: assignment.turn(s, "a", (), range(6), range(6), {}),
-    "b finds a queue": lambda s: assignment.turn(s, "b", (), range(6), range(6), {}),
-    "a finds b gone": lambda s: assignment.turn(s, "a", ("b",), range(4), range(4), {}),
+    "a goes on": lambda s: assignment.rebalance(s, "a", (), range(4), range(4), {0: "a1", 2: "a1"}),
+    "a releases": lambda s: assignment.rebalance(s, "a", (), range(4), (), {1: "a2"}),
+    "b goes on": lambda s: assignment.rebalance(s, "b", (), range(4), range(4), {1: "b1", 3: "b1"}),
+    "a finds a queue": lambda s: assignment.rebalance(s, "a", (), range(6), range(6), {}),
+    "b finds a queue": lambda s: assignment.rebalance(s, "b", (), range(6), range(6), {}),
+    "a finds b gone": lambda s: assignment.rebalance(s, "a", ("b",), range(4), range(4), {}),
     "a leaves": lambda s: assignment.leave(s, "a", {0: "a3"}),
-    "c joins": lambda s: assignment.turn(s, "c", (), range(4), range(4), {}),
-    "d joins": lambda s: assignment.turn(s, "d", (), range(4), range(4), {}),
+    "c joins": lambda s: assignment.rebalance(s, "c", (), range(4), range(4), {}),
+    "d joins": lambda s: assignment.rebalance(s, "d", (), range(4), range(4), {}),
     "a rewind": lambda s: assignment.rewound(s, dict.fromkeys(range(4), "begin"), 7, "table"),
 }
 
@@ -218,7 +220,7 @@ def at_one_moment(ours: Group, others: Group, first: Any, second: Any, *, does_r
     ours.change(meanwhile)
 
 
-@pytest.mark.parametrize("begin", [take_turns(LEASES, "a"), take_turns(LEASES, "a", "b")], ids=["free", "shared"])
+@pytest.mark.parametrize("begin", [rebalanced(LEASES, "a"), rebalanced(LEASES, "a", "b")], ids=["free", "shared"])
 def test_two_changes_at_one_moment_are_as_one_after_the_other(tmp_path: Path, begin: assignment.State) -> None:
     """A lease that was taken fences who had it, and those of others are left alone; also where a change reads again."""
     ours, others = (Group(str(tmp_path), "g", "t") for _ in range(2))
@@ -232,7 +234,7 @@ def test_two_changes_at_one_moment_are_as_one_after_the_other(tmp_path: Path, be
 
 def test_members_that_move_their_cursors_do_not_wait_for_each_other(tmp_path: Path) -> None:
     a, b = (Group(str(tmp_path), "g", "t") for _ in range(2))
-    a.change(lambda _: take_turns(LEASES, "a", "b"))
+    a.change(lambda _: rebalanced(LEASES, "a", "b"))
     asked = []
 
     def goes_on(state: Any) -> Any:
@@ -478,7 +480,7 @@ def test_instances_that_run_follow_a_rewind_also_when_their_turn_after_its_commi
         if (
             fails
             and rewound.is_set()
-            and threading.current_thread().name.startswith("commitlake-turns")
+            and threading.current_thread().name.startswith("commitlake-syncs")
             and not failed.is_set()
         ):
             failed.set()

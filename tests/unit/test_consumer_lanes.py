@@ -35,7 +35,7 @@ def handed_again(lanes: Lanes) -> InFlight:
 
 def turn(lanes: Lanes, state: dict[str, Any]) -> dict[str, Any]:
     _, cursors, held, _ = lanes.take()
-    after = assignment.turn(state, "a", set(), {0, 1}, held, cursors)
+    after = assignment.rebalance(state, "a", set(), {0, 1}, held, cursors)
     lanes.follow(after, "a", held & assignment.owned(after, "a").keys())
     return after
 

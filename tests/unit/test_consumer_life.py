@@ -227,7 +227,7 @@ def kill_one(warehouse: Path, lease_s: int) -> None:
         next(messages)
     group = Group(f"{warehouse}_receipts", "points", "orders")
     group.beats.show("killed")
-    group.change(lambda state: assignment.turn(state or {}, "killed", (), range(4), (), {}, lease_s))
+    group.change(lambda state: assignment.rebalance(state or {}, "killed", (), range(4), (), {}, lease_s))
 
 
 def test_a_run_to_the_end_looks_again_when_queues_came_during_its_last_look(

@@ -200,9 +200,9 @@ def test_names_of_an_enum_are_its_values() -> None:
     assert f"{topics_of(Plain.PAID)[0]} {checked_group(Plain.PAID)}" == "paid paid"
 
 
-def take_turns(state: assignment.State, *names: str, queues: int = 4, held: tuple[int, ...] = ()) -> assignment.State:
+def rebalanced(state: assignment.State, *names: str, queues: int = 4, held: tuple[int, ...] = ()) -> assignment.State:
     for name in names:
-        state = assignment.turn(state, name, (), range(queues), held, {})
+        state = assignment.rebalance(state, name, (), range(queues), held, {})
     return state
 
 
@@ -214,11 +214,11 @@ EMPTY: assignment.State = {"members": {}, "queues": {}}
 
 
 def test_one_instance_reads_all_queues_and_two_share_them() -> None:
-    alone = take_turns(EMPTY, "a")
+    alone = rebalanced(EMPTY, "a")
     assert owners(alone) == ["a", "a", "a", "a"]
-    shared = take_turns(alone, "b", "a", "b")
+    shared = rebalanced(alone, "b", "a", "b")
     assert owners(shared) == ["a", "b", "a", "b"]
-    joined = take_turns(alone, "b")
+    joined = rebalanced(alone, "b")
     assert [assignment.is_balanced(each, name) for each in (alone, joined, shared) for name in "ab"] == [
         *(True, True),
         *(False, False),
@@ -227,25 +227,25 @@ def test_one_instance_reads_all_queues_and_two_share_them() -> None:
 
 
 def test_instances_beyond_the_queues_stand_by_until_one_is_gone_or_a_queue_is_new() -> None:
-    full = take_turns(EMPTY, "b", "c", "b", "c", queues=2)
-    assert take_turns(full, "a", "d", queues=2) is full
-    assert take_turns(take_turns(EMPTY, "b", queues=0), "a", queues=0)["members"].keys() == {"b"}
-    assert assignment.turn(full, "a", {"c"}, range(2), (), {})["members"].keys() == {"a", "b"}
-    assert take_turns(full, "a", "d", queues=3)["members"].keys() == {"a", "b", "c"}
-    assert take_turns(assignment.leave(full, "b", {}), "a", "d", queues=2)["members"].keys() == {"a", "c"}
+    full = rebalanced(EMPTY, "b", "c", "b", "c", queues=2)
+    assert rebalanced(full, "a", "d", queues=2) is full
+    assert rebalanced(rebalanced(EMPTY, "b", queues=0), "a", queues=0)["members"].keys() == {"b"}
+    assert assignment.rebalance(full, "a", {"c"}, range(2), (), {})["members"].keys() == {"a", "b"}
+    assert rebalanced(full, "a", "d", queues=3)["members"].keys() == {"a", "b", "c"}
+    assert rebalanced(assignment.leave(full, "b", {}), "a", "d", queues=2)["members"].keys() == {"a", "c"}
 
 
 def test_a_queue_with_open_messages_stays_until_they_are_finished() -> None:
-    state = take_turns(take_turns(EMPTY, "a"), "b")
-    state = assignment.turn(state, "a", (), range(4), [1], {1: "at 7"})
+    state = rebalanced(rebalanced(EMPTY, "a"), "b")
+    state = assignment.rebalance(state, "a", (), range(4), [1], {1: "at 7"})
     assert owners(state) == ["a", "a", "a", None]
     assert state["queues"]["1"]["cursor"] == "at 7"
-    assert owners(take_turns(state, "a", "b")) == ["a", "b", "a", "b"]
+    assert owners(rebalanced(state, "a", "b")) == ["a", "b", "a", "b"]
 
 
 def test_queues_of_an_instance_that_is_gone_are_free_and_it_finds_itself_without_them() -> None:
-    state = take_turns(EMPTY, "a", "b", "a", "b")
-    state = assignment.turn(state, "b", {"a"}, range(4), (), {})
+    state = rebalanced(EMPTY, "a", "b", "a", "b")
+    state = assignment.rebalance(state, "b", {"a"}, range(4), (), {})
     assert owners(state) == ["b"] * 4
     assert assignment.owned(state, "a") == {}
     assert owners(assignment.leave(state, "b", {})) == [None] * 4

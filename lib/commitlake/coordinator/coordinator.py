@@ -73,7 +73,7 @@ class Coordinator:
         self._clock = BrokerClock()
         self._stack = ExitStack()
         self._stopping, self._met_other = threading.Event(), threading.Event()
-        self._turn = threading.RLock()  # a stop waits for a start in flight
+        self._begin_lock = threading.RLock()  # a stop waits for a start in flight
         self._run: Run | None = None
         self._served: Run
         """The last run that started without an error."""
@@ -227,14 +227,14 @@ class Coordinator:
 
     def _is_over(self) -> bool:
         """Whether nothing of the failed run is in flight, so that the next run sees all that it wrote."""
-        with self._turn, suppress(Exception):  # a stop fails when Spark or its JVM is gone: work may go on
+        with self._begin_lock, suppress(Exception):  # a stop fails when Spark or its JVM is gone: work may go on
             return self._run is None or self._run.stop()
         return False
 
     def _again(self) -> CommitLakeError | None:
         """Restarts all queries; returns the failure, if any."""
         try:
-            with self._turn:
+            with self._begin_lock:
                 if not self._stopping.is_set():
                     self._begin()
         except Exception as error:  # anything that a start needs may fail
@@ -279,7 +279,7 @@ class Coordinator:
         Safe to call twice, and from a signal handler's thread.
         """
         self._stopping.set()
-        with self._turn:
+        with self._begin_lock:
             try:
                 if self._run is not None:
                     self._run.stop()

@@ -46,7 +46,7 @@ class Round:
         before: the round before; None for the first.
 
     Attributes:
-        shown: set when the decisions of the round are visible; Kafka may then be polled for the next records.
+        visible: set when the decisions of the round are visible; Kafka may then be polled for the next records.
     """
 
     def __init__(
@@ -64,21 +64,21 @@ class Round:
             self._landing_id = landed.position.landing_id
         else:  # at a start: a landing that was cut short, with this id, may have written to any table
             self._landing_id = before._landing_id if before else landing.position.landing_id + 1
-        self.shown = threading.Event()
-        self._written: Future[None] = Future()
-        self._recorded: Future[None] = Future()
+        self.visible = threading.Event()
+        self._tables_written: Future[None] = Future()
+        self._position_written: Future[None] = Future()
         if landed is None and before is not None:  # after a landing that failed, nothing is decided
-            self._written, self._recorded = before._written, before._recorded
+            self._tables_written, self._position_written = before._tables_written, before._position_written
         elif landed is None:
-            self._written.set_result(None)
-            self._recorded.set_result(None)
+            self._tables_written.set_result(None)
+            self._position_written.set_result(None)
 
     def land(self) -> None:
         """Write the tables of the landing, in any order; then append its position."""
         if self._landed is None:
             return
-        with _resolving(self._recorded):
-            with _resolving(self._written):
+        with _resolving(self._position_written):
+            with _resolving(self._tables_written):
                 stood = run_all(self._context.warehouse.spark, self._landing.writes(self._landed))
             self._landing.complete(self._landed)
         counters = self._context.counters
@@ -108,28 +108,28 @@ class Round:
            that met no open message from the ledger;
         4. the commit point: `transactions`, then `deliveries`;
         5. topic tables;
-        6. `discarded`, `rejected`, `checks`, and the rows that RESUMEs have opened (`reentries`);
+        6. `discarded`, `rejected`, `checks`, and the rows that RESUMEs have reopened (`reentries`);
         7. `batches`, after the position of the landing: all messages of complete batches lie below the newest position;
         8. check requests to Kafka: at least once, their ids never change.
         """
         events = Events(frame)  # step 3
         self._timers.note(events)
-        self._written.result()
+        self._tables_written.result()
         if not events.count(*_WRITTEN, Event.UNMATCHED_OP, Event.UNMATCHED_PART):
             events.release()
             return
         batch = Batch.of(self._context, batch_id, self._landing_id, resolved(self._context, events))
         try:
-            if batch.events.count(*_WRITTEN) or batch.opened is not None:
+            if batch.events.count(*_WRITTEN) or batch.reopened is not None:
                 batch.write_ledger()  # step 4
                 batch.publish()  # step 5
-                self.shown.set()
+                self.visible.set()
                 batch.write_rest()  # step 6
-                self._recorded.result()
+                self._position_written.result()
                 batch.complete()  # step 7
                 count(self._context.counters, batch.events)
                 batch.send_checks()  # step 8
-            batch.send_back(self._watermark)
+            batch.requeue(self._watermark)
         finally:
             batch.release()
 

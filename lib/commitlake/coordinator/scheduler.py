@@ -68,9 +68,9 @@ class Scheduler:
         self._outage, self._full, self._asked_at = ThrottledWarning(log), ThrottledWarning(log), time.monotonic()
         self._round = Round(context, self._timers, landing, None, ABSENT)  # for the rows that were open at the start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commitlake-coordination")
-        self._running: Future[None] = Future()
-        self._running.set_result(None)
-        self._turn = threading.Lock()
+        self._coordinating: Future[None] = Future()
+        self._coordinating.set_result(None)
+        self._rounds_lock = threading.Lock()
         self._stopping = threading.Event()
         self.rounds = RoundLog(context.config.trigger_interval_ms)
         self.failure: Exception | None = None
@@ -103,10 +103,10 @@ class Scheduler:
             if goes_on:
                 begun = time.monotonic()
                 if self._context.dedup.topics:
-                    self._running.result()  # the messages that the round before shows take their names first
+                    self._coordinating.result()  # the messages that the round before shows take their names first
                 landed = self._landing.classify(raw, ends)
                 classified = time.monotonic()
-                self._running.result()
+                self._coordinating.result()
                 self.failure = None  # if any, of a tick, which ended no query
                 self._run_round(landed)
                 self.rounds.add(landed.rows, classified - begun, time.monotonic() - classified)
@@ -118,12 +118,12 @@ class Scheduler:
         """Calls the segments in which something is due, if there are any."""
         if self._timers.due(self._context.clock.now_ms()) and self._has_room():
             with self._one_at_a_time() as goes_on:
-                self._running.result()
+                self._coordinating.result()
                 if goes_on:
                     self._ask()
                     self._run_round(None)
             self.rounds.alive()
-        elif not self._turn.locked():  # a round in flight may hang, so it does not count as alive
+        elif not self._rounds_lock.locked():  # a round in flight may hang, so it does not count as alive
             if time.monotonic() - self._asked_at > _ASK_EVERY_S:
                 self._poll_log_ends()
             self.rounds.idle()
@@ -142,12 +142,12 @@ class Scheduler:
 
     def _poll_log_ends(self) -> None:
         """Asks Kafka where its logs end while no records come; a round in flight has just asked."""
-        if not self._stopping.is_set() and self._turn.acquire(blocking=False):
+        if not self._stopping.is_set() and self._rounds_lock.acquire(blocking=False):
             try:
                 with self._noting_failure():
                     self._ask()
             finally:
-                self._turn.release()
+                self._rounds_lock.release()
 
     def begin(self) -> None:
         """Begins to coordinate the open rows; the first round waits until that is done."""
@@ -157,12 +157,12 @@ class Scheduler:
 
     def finish(self) -> None:
         """Processes the open rows, where nothing landed, and all that is due; returns when that is complete."""
-        self._running.result()
+        self._coordinating.result()
         self.begin()
-        self._running.result()
+        self._coordinating.result()
         self._await_room()
         self.tick()
-        self._running.result()
+        self._coordinating.result()
 
     def begin_no_more(self) -> None:
         """Lets no further round begin."""
@@ -171,17 +171,17 @@ class Scheduler:
     def stop(self, timeout_s: float) -> bool:
         """Lets the round in flight end, and no other begin; returns whether it has ended."""
         self.begin_no_more()
-        if has_ended := self._turn.acquire(timeout=timeout_s):  # the next holder of the lock sees the flag
-            self._turn.release()
-        wait([self._running], timeout_s)
+        if has_ended := self._rounds_lock.acquire(timeout=timeout_s):  # the next holder of the lock sees the flag
+            self._rounds_lock.release()
+        wait([self._coordinating], timeout_s)
         self._pool.shutdown(wait=False)
-        return has_ended and self._running.done()
+        return has_ended and self._coordinating.done()
 
     @contextmanager
     def between_rounds(self) -> Iterator[None]:
         """A context in which no round runs."""
-        with self._turn:
-            wait([self._running])
+        with self._rounds_lock:
+            wait([self._coordinating])
             yield
 
     def _run_round(self, landed: Landed | None) -> None:
@@ -198,16 +198,16 @@ class Scheduler:
         run_all(self._context.warehouse.spark, tasks)
 
     def _coordinate(self, now: Round, until: int) -> None:
-        """Coordinates a round until its decisions are visible; `_running` is the rest of the round."""
+        """Coordinates a round until its decisions are visible; `_coordinating` is the rest of the round."""
         if now.advance(self._timers.due(until)):
             self._begin()
-            self._running.add_done_callback(lambda _: now.shown.set())
-            now.shown.wait()
-            if self._running.done():
-                self._running.result()
+            self._coordinating.add_done_callback(lambda _: now.visible.set())
+            now.visible.wait()
+            if self._coordinating.done():
+                self._coordinating.result()
 
     def _begin(self) -> None:
-        self._running = self._pool.submit(self._query().processAllAvailable)
+        self._coordinating = self._pool.submit(self._query().processAllAvailable)
 
     def _commit(self, frame: DataFrame, spark_batch_id: int) -> None:
         """Carries out a batch, but none that begins after a stop: the next start begins from the tables."""
@@ -238,7 +238,7 @@ class Scheduler:
     @contextmanager
     def _one_at_a_time(self) -> Iterator[bool]:
         """The lock of the rounds; yields False once `begin_no_more` was called: then no round begins."""
-        with self._turn, self._noting_failure():
+        with self._rounds_lock, self._noting_failure():
             yield not self._stopping.is_set()
 
     @contextmanager

@@ -23,7 +23,7 @@ After a rewind also `rounds`, the rounds of the first attempts of each reading. 
 EMPTY: State = {"members": {}, "queues": {}}
 
 
-def turn(
+def rebalance(
     state: State,
     me: str,
     gone: Collection[str],
@@ -32,7 +32,7 @@ def turn(
     cursors: Mapping[int, object],
     lease_s: float = 15,
 ) -> State:
-    """The state after this instance's turn; equal to `state` when nothing changes.
+    """The state after a sync of this instance; equal to `state` when nothing changes.
 
     When there are as many members as queues, further instances stand by: they join when a member is gone, or a queue is
     new.

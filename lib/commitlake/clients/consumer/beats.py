@@ -1,7 +1,7 @@
 """Signs of life of a group's instances: each rewrites a small file of its own.
 
 Rows of a table would not do: idle instances would each commit, and race for the next version of the log. With 50
-instances, each with a commit each 3 s, a turn took 12 s.
+instances, each with a commit each 3 s, a sync took 12 s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One thread of a process writes the receipts of all its groups in one commit; a few helpers take the groups' turns.
+"""One thread of a process writes the receipts of all its groups in one commit; helpers sync its members with groups.
 
 With a thread for each group, hundreds would wake up each second, race for the next version of one log, and wait for
 each other.
@@ -28,10 +28,10 @@ _WRITE_S, _EACH_S, _LONGEST_S = 1.0, 0.005, 2.0
 """Time between two commits of receipts: the least, the addition for each group, and the longest."""
 _WRITE_SHARE = 0.2
 """The largest share of time for these commits."""
-_TURN_S = 0.02
+_SYNC_S = 0.02
 """Time between two commits of a group's cursors, for each group of the process: a commit takes some 6 ms of a core."""
 _HELPERS = 16
-_NAMES = "commitlake-consumer-receipts", "commitlake-turns"
+_NAMES = "commitlake-consumer-receipts", "commitlake-syncs"
 
 
 class Clerk:
@@ -85,7 +85,7 @@ class Clerk:
                 self._news.wait(self._pause_s())
                 self._news.clear()
                 self._write()
-                self._give_turns()
+                self._start_syncs()
         except BaseException as error:  # the iterators and `close` raise it, whatever it is
             with self._lock:
                 self._thread = None
@@ -125,19 +125,19 @@ class Clerk:
             for member, taken, _ in found:
                 member.written(taken, failure)
 
-    def _give_turns(self) -> None:
-        """Let helpers take the turns that are due, while the next receipts are written."""
+    def _start_syncs(self) -> None:
+        """Let helpers run the syncs that are due, while the next receipts are written."""
         members = list(self._members)
         for member in members:
-            if member not in self._at_work and member.has_turn(len(members) * _TURN_S):
+            if member not in self._at_work and member.is_sync_due(len(members) * _SYNC_S):
                 self._at_work.add(member)
                 try:
-                    self._helpers.submit(self._take_turn, member)
+                    self._helpers.submit(self._sync, member)
                 except RuntimeError:  # no thread can be started
-                    self._take_turn(member)
+                    self._sync(member)
 
-    def _take_turn(self, member: GroupMember) -> None:
-        member.take_turn()
+    def _sync(self, member: GroupMember) -> None:
+        member.sync()
         self._at_work.discard(member)
 
     def _close_all(self, pid: int) -> None:

@@ -37,7 +37,7 @@ _TROUBLE = "cannot write what group and consumer did, and try again: %s"
 
 
 class GroupMember:
-    """Takes this instance's turns in its group.
+    """Syncs this instance with its group.
 
     It refers neither to the consumer nor to its messages, so that these are collected when the application drops them.
 
@@ -72,10 +72,10 @@ class GroupMember:
         self._watch = assignment.Watch(lease_s)
         self._is_settled, self._known = False, set[int]()
         self._gone: set[str] = set()
-        self._beat_at = self._alive_at = self._last_turn = self._last_look = -float("inf")
+        self._beat_at = self._alive_at = self._synced_at = self._last_look = -float("inf")
         self._change_s = self._look_s = 0.0  # duration of the last change, and of the last look
         self._moved_at, self._pause_s = -float("inf"), 0.0
-        self._owes_turn = self._has_written = False
+        self._owes_sync = self._has_written = False
         self._writing = threading.Lock()  # held from `take` until the receipts are written
         self._written = Unwritten([], {}, set(), 0)  # the last one that was written, without its receipts
         self._wrote_at = -float("inf")
@@ -84,12 +84,12 @@ class GroupMember:
         self._leaves_since: ThrottledWarning | None = None
         self._failure: BaseException | None = None
         self._is_over, self._is_draining, self._is_abandoned = threading.Event(), False, False
-        self._try(self._turn, is_patient=is_patient)  # after a failure the clerk retries
+        self._try(self._sync, is_patient=is_patient)  # after a failure the clerk retries
         self._clerk = clerk(receipts.appender)
         self._clerk.add(self)
 
     def is_late(self) -> bool:
-        """Whether other instances may have taken the queues, since the lease is over; the next turn shows it."""
+        """Whether other instances may have taken the queues, since the lease is over; the next sync shows it."""
         return time.monotonic() - self._alive_at > self._lease_s
 
     def is_settled(self) -> bool:
@@ -107,7 +107,7 @@ class GroupMember:
         self._is_draining = True
 
     def abandon(self) -> None:
-        """Leave the group with the next turn, even if messages are open. Takes no lock, so a finalizer may call it."""
+        """Leave the group with the next sync, even if messages are open. Takes no lock, so a finalizer may call it."""
         self._is_abandoned = True
 
     def close(self) -> None:
@@ -130,21 +130,21 @@ class GroupMember:
         except ConsumerError as error:
             log.error("%s", error)
 
-    def has_turn(self, pause_s: float) -> bool:
-        """Whether a turn is due; one turn each `pause_s` may commit cursors."""
+    def is_sync_due(self, pause_s: float) -> bool:
+        """Whether a sync is due; one each `pause_s` may commit cursors."""
         if self.is_closed:  # since the clerk made its list of members
             return False
         if self._has_to_leave() or self.is_late():
             return True
-        is_quiet = not (self._owes_turn or self._has_written or self.lanes.has_news() or set(self.queues) - self._known)
+        is_quiet = not (self._owes_sync or self._has_written or self.lanes.has_news() or set(self.queues) - self._known)
         self._pause_s = min(max(pause_s, self._change_s / _TURN_SHARE), self._lease_s)
         pause_s = min(self._pause_s, self._lease_s / 3)
         if is_quiet:  # instances without a queue look less often, and not all at the same moment
             pause_s = self._lease_s / 5 if self._me in self._members else self._lease_s / 3 * random.uniform(1, 1.2)
-        return time.monotonic() - self._last_turn > pause_s
+        return time.monotonic() - self._synced_at > pause_s
 
-    def take_turn(self) -> None:
-        """Take a turn, or leave the group where that is due."""
+    def sync(self) -> None:
+        """Sync with the group, or leave it where that is due."""
         try:
             if self._has_to_leave():
                 self._leaves_since = self._leaves_since or self._warning()  # `_PATIENCE_S` counts from here
@@ -152,7 +152,7 @@ class GroupMember:
                 if self._try(self._leave, is_patient=False):
                     self.end()
                 return
-            self._try(self._turn, is_patient=self._is_patient)
+            self._try(self._sync, is_patient=self._is_patient)
             if self._retention_ms and time.monotonic() > self._expire_at:
                 self._expire()
         except BaseException as error:  # the iterator and `close` raise it, whatever it is
@@ -185,12 +185,12 @@ class GroupMember:
         self._trouble.end()
         return True
 
-    def _turn(self) -> None:
+    def _sync(self) -> None:
         """Move the cursors behind written receipts, see which members live, take the queues due to this instance."""
         queues, alive_at, was_member = set(self.queues), 0.0, False
-        self._last_turn, self._owes_turn = time.monotonic(), False
-        if moves := self._last_turn - self._moved_at > self._pause_s:
-            self._moved_at, self._has_written = self._last_turn, False
+        self._synced_at, self._owes_sync = time.monotonic(), False
+        if moves := self._synced_at - self._moved_at > self._pause_s:
+            self._moved_at, self._has_written = self._synced_at, False
         _, cursors, held, changes = self._written
         if changes != self.lanes.changes:  # the cursors are of other lanes, so release no queue before the next write
             cursors, held = {}, self.lanes.queues()
@@ -206,15 +206,15 @@ class GroupMember:
             was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
             if not (moves or self._gone) and assignment.is_balanced(state, self._me):
                 places = {}  # commit no cursors: it is too early, and no queue goes to another instance
-            return assignment.turn(state, self._me, self._gone, queues, mine, places, self._lease_s)
+            return assignment.rebalance(state, self._me, self._gone, queues, mine, places, self._lease_s)
 
         state = self._group.change(to)
-        self._change_s = time.monotonic() - self._last_turn
+        self._change_s = time.monotonic() - self._synced_at
         if self._me in state["members"] and not was_member:
             self._group.beats.show(self._me)
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
-        has_new, self._owes_turn = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
+        has_new, self._owes_sync = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
@@ -236,14 +236,14 @@ class GroupMember:
     def _follows(self, state: assignment.State) -> bool:
         """Whether the lanes belong to the current reading; after a rewind, older lanes must move no cursor.
 
-        The owner of a queue does not show it: a turn may fail between its commit and the new lanes.
+        The owner of a queue does not show it: a sync may fail between its commit and the new lanes.
         """
         return assignment.first_rounds(state) == self._receipts.first_rounds
 
     def take(self) -> tuple[Unwritten, Written] | None:
         """Receipts to write, and their rows; None when there are none, or it is too early. The caller calls `written`.
 
-        Nothing is taken while others may have the queues: the next turn shows which queues are lost.
+        Nothing is taken while others may have the queues: the next sync shows which queues are lost.
         """
         pause_s = 0.9 * len(self._members) * _EACH_S
         if self.is_late() or not self.lanes.has_news() or time.monotonic() - self._wrote_at < pause_s:
@@ -276,7 +276,7 @@ class GroupMember:
         self._unwritten.end()
         self._wrote_at = time.monotonic()
         self.lanes.note(self._receipts.not_simple(taken.receipts))
-        before, self._written = self._written, taken._replace(receipts=[])  # before `_has_written`: a turn may follow
+        before, self._written = self._written, taken._replace(receipts=[])  # before `_has_written`: a sync may follow
         self._has_written |= taken[1:] != before[1:]
         self.lanes.written()
 
@@ -290,7 +290,7 @@ class GroupMember:
     def _show_life(self, members: Mapping[str, float]) -> float:
         """Show that this member lives and look at the other members, each third of a lease; return when that was last.
 
-        Others may take the queues a lease after that time, whatever later turns did. An instance without a place among
+        Others may take the queues a lease after that time, whatever later syncs did. An instance without a place among
         the members shows no sign of life.
         """
         now = time.monotonic()
@@ -312,7 +312,7 @@ class GroupMember:
 
     def _leave(self) -> None:
         if self.is_late():
-            self._turn()
+            self._sync()
         self._writing.acquire()
         taken = self.lanes.take()
         try:

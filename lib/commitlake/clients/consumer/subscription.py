@@ -145,7 +145,7 @@ class Subscription:
     def is_at_end(self) -> bool:
         """Whether no message is left to hand over, as far as this instance knows."""
         member = self._joined
-        is_settled = member.is_settled()  # asked first: a turn may add queues that were not looked at yet
+        is_settled = member.is_settled()  # asked first: a sync may add queues that were not looked at yet
         return (
             is_settled
             and self._empty == member.lanes.reading()

@@ -138,7 +138,7 @@ class Reader:
                 return
             if not self._returned:
                 self._accept(await self._messages.get())
-            elif self._returned[0].is_late():  # wait for this instance's next turn, which shows who owns the queues
+            elif self._returned[0].is_late():  # wait for this instance's next sync, which shows who owns the queues
                 await asyncio.sleep(_LOOK_S)
             found.extend(self._next())
 

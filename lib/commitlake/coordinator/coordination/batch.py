@@ -36,8 +36,8 @@ class Batch:
         batch_id: grows over the whole life of the warehouse.
         landing_id: the newest landing that may have written before it.
         messages: by source, the messages of its events, with these events.
-        feedback: input rows for the next batch, None when there are none.
-        opened: the feedback rows that RESUMEs have opened, None when there are none.
+        requeued: input rows for the next batch, None when there are none.
+        reopened: the requeued rows that RESUMEs have reopened, None when there are none.
         cached: the caches that `release` frees.
         topics: the topics in which messages become visible; the append to the ledger finds them.
         since: the counters of ages, each with the times from which its ages count; the same append finds the times.
@@ -50,8 +50,8 @@ class Batch:
     batch_id: int
     landing_id: int
     messages: Mapping[Source, DataFrame]
-    feedback: DataFrame | None
-    opened: DataFrame | None
+    requeued: DataFrame | None
+    reopened: DataFrame | None
     cached: ExitStack
     topics: set[str] = field(default_factory=set)
     since: list[tuple[Ages, Times]] = field(default_factory=list)
@@ -83,7 +83,9 @@ class Batch:
                 messages[src] = checkpoint_lazily(frame)
                 cached.callback(release, messages[src])
             messages = duplicates.without_duplicates(messages, context.dedup, events.now) if messages else {}
-            return cls(context, events, batch_id, landing_id, messages, found.feedback, found.opened, cached.pop_all())
+            return cls(
+                context, events, batch_id, landing_id, messages, found.requeued, found.reopened, cached.pop_all()
+            )
 
     def write_ledger(self) -> None:
         """The commit point: a message with a row in `transactions` or `deliveries` has ended."""
@@ -140,15 +142,15 @@ class Batch:
         if events.count(Event.CHECK):
             checks = ledger_rows.checks(self.messages[Source.HALF], self.batch_id)
             tasks.append(partial(append, checks, "checks", self.marker, few=are_few(events.count(Event.CHECK))))
-        if self.opened is not None:
-            opened = self.opened.withColumn("batch_id", F.lit(self.batch_id))
-            tasks.append(partial(append, opened, "reentries", self.marker))
+        if self.reopened is not None:
+            reopened = self.reopened.withColumn("batch_id", F.lit(self.batch_id))
+            tasks.append(partial(append, reopened, "reentries", self.marker))
         run_all(self.context.warehouse.spark, tasks)
 
-    def send_back(self, watermark: int) -> None:
-        """Appends input rows for the next batch. A start can work them out again, except those that RESUMEs opened."""
-        if self.feedback is not None:
-            self.context.inputs.append(self.feedback, watermark)
+    def requeue(self, watermark: int) -> None:
+        """Appends input rows for the next batch. A start works them out again, except those that RESUMEs reopened."""
+        if self.requeued is not None:
+            self.context.inputs.append(self.requeued, watermark)
 
     def complete(self) -> None:
         """Writes the row of `batches`, which says that the batch is complete."""

@@ -22,8 +22,8 @@ INPUT_SCHEMA = StructType(
 )
 """A `ROW` with its source and its first half message's queue; also the columns of `reentries`."""
 
-OPENED = f"kind IN ({int(Kind.HALF)}, {int(Kind.PART)}) AND round > 0"
-"""SQL: whether a RESUME has opened a feedback row. All other feedback rows can be worked out from the tables again."""
+REOPENED = f"kind IN ({int(Kind.HALF)}, {int(Kind.PART)}) AND round > 0"
+"""SQL: whether a RESUME has reopened a requeued row. A start works out all other requeued rows."""
 
 _DECISIONS = tuple(kind.name for kind in (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL))
 _DECISION_KIND = " ".join(f"WHEN '{name}' THEN {int(Kind[name])}" for name in _DECISIONS)

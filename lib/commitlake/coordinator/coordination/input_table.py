@@ -1,6 +1,6 @@
 """The table that coordination reads: a scratch table of the run, to which all input of the state machine is appended.
 
-The input is the rows that were open at the start (the first commit), the rows of each landing, the feedback rows of a
+The input is the rows that were open at the start (the first commit), the rows of each landing, the requeued rows of a
 batch, and ticks. With one Delta source instead of one for each table, a landing is one batch, and compaction of `half`
 and `op` does not concern the stream.
 """

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import TransactionConfig
-from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, OPENED, stored_rows
+from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, REOPENED, stored_rows
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
@@ -119,7 +119,7 @@ class Between:
 
     def resumed(self) -> DataFrame:
         """The rows that RESUMEs have opened, of `INPUT_SCHEMA`."""
-        return stored_rows(self.written("reentries").where(OPENED))
+        return stored_rows(self.written("reentries").where(REOPENED))
 
 
 def reached(warehouse: Warehouse) -> SnapshotPosition | None:
@@ -144,7 +144,7 @@ def _is_ahead(warehouse: Warehouse, at: SnapshotPosition) -> bool:
         ("checks", "true", "half", "queue", "half_offset"),
         ("deliveries", "source = 'half'", "half", "queue", "queue_offset"),
         ("deliveries", "source = 'messages'", "messages", "queue", "queue_offset"),
-        ("reentries", OPENED, "admin", "op_queue", "op_offset"),
+        ("reentries", REOPENED, "admin", "op_queue", "op_offset"),
     ]
     found = [
         at.landed_since(warehouse.rows(table).where(f"batch_id <= {at.batch_id} AND {condition}"), *place)

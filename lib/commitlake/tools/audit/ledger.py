@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol import headers
 from commitlake.tables import Warehouse
-from commitlake.tables.rounds import newest, reopened
+from commitlake.tables.reopened import newest, reopened
 from commitlake.tools.audit import audit
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.audit.audit_rows import until

@@ -3,7 +3,7 @@
 An op that meets no open message may be a duplicate, a conflict, early, or about nothing. A state with the outcome of
 each message would grow with history. So the segment emits the op as unmatched and drops it, and the op is resolved from
 the tables as they were before the batch. Such a lookup is rare: once at the end of the park time, and early for a
-RESUME, a RECALL and a late part. An op that must wait longer comes again as a feedback row.
+RESUME, a RECALL and a late part. An op that must wait longer comes again as a requeued row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from commitlake.protocol.states import State
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import hashed_sql
-from commitlake.tables.rounds import newest, reopened
+from commitlake.tables.reopened import newest, reopened
 from commitlake.tables.spans import spans_of, within
 
 FINAL = "ledger.reason IN ('ORPHAN', 'REFUSED_PART')"
@@ -37,7 +37,7 @@ class LedgerTables:
     reentries: DataFrame
 
     def with_reopened(self, again: DataFrame) -> LedgerTables:
-        """The tables as they will be: `reentries` with the feedback rows of this batch."""
+        """The tables as they will be: `reentries` with the requeued rows of this batch."""
         return replace(self, reentries=self.reentries.select(*again.columns).union(again))
 
     @classmethod

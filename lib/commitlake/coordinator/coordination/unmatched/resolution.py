@@ -1,4 +1,4 @@
-"""The outcome of unmatched ops and parts: more events of the batch, and feedback rows."""
+"""The outcome of unmatched ops and parts: more events of the batch, and requeued rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Resolutions:
     """More events of this batch (`EVENT_SCHEMA`), and input rows of the next one (`INPUT_SCHEMA`)."""
 
     events: DataFrame
-    feedback: DataFrame
+    requeued: DataFrame
 
     def __add__(self, other: Resolutions) -> Resolutions:
-        return Resolutions(self.events.union(other.events), self.feedback.union(other.feedback))
+        return Resolutions(self.events.union(other.events), self.requeued.union(other.requeued))
 
 
 def judged(frame: DataFrame, **facts: Column | str) -> DataFrame:

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.input_rows import OPENED
+from commitlake.coordinator.coordination.input_rows import REOPENED
 from commitlake.coordinator.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions
@@ -24,13 +24,13 @@ class Resolved(NamedTuple):
 
     Attributes:
         events: all events.
-        feedback: input rows for the next batch, None when there are none.
-        opened: the feedback rows that RESUMEs have opened, None when there are none.
+        requeued: input rows for the next batch, None when there are none.
+        reopened: the requeued rows that RESUMEs have reopened, None when there are none.
     """
 
     events: Events
-    feedback: DataFrame | None = None
-    opened: DataFrame | None = None
+    requeued: DataFrame | None = None
+    reopened: DataFrame | None = None
 
 
 def resolved(context: Context, events: Events) -> Resolved:
@@ -38,12 +38,11 @@ def resolved(context: Context, events: Events) -> Resolved:
     resolutions = _resolutions(context, events)
     if resolutions is None:
         return Resolved(events)
-    feedback = checkpoint_now(resolutions.feedback)
+    requeued = checkpoint_now(resolutions.requeued)
     every = events.with_more(resolutions.events)
     events.release()
     every.check_ends()
-    back, again = (rows if rows.count() else None for rows in (feedback, feedback.where(OPENED)))
-    return Resolved(every, back, again)
+    return Resolved(every, *(rows if rows.count() else None for rows in (requeued, requeued.where(REOPENED))))
 
 
 def _resolutions(context: Context, events: Events) -> Resolutions | None:
@@ -53,7 +52,7 @@ def _resolutions(context: Context, events: Events) -> Resolutions | None:
     resumes = events.count(Event.UNMATCHED_OP, kind=Kind.RESUME)
     if resumes:  # first: for all other unmatched rows of this batch, a reopened transaction is open
         found.append(unmatched_ops.resolve_resumes(events, tables, context.config.transaction.timeout_ms))
-        tables = tables.with_reopened(found[0].feedback)
+        tables = tables.with_reopened(found[0].requeued)
     if events.count(Event.UNMATCHED_OP, src=Source.HALF) > resumes:
         tasks.append(partial(unmatched_ops.resolve, events, tables))
     if events.count(Event.UNMATCHED_OP, src=Source.MESSAGES):
