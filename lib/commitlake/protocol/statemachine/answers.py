@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commitlake.protocol.statemachine.deadlines import pause_before_repeat
+from commitlake.protocol.statemachine.deadlines import is_check_outstanding, pause_before_repeat
 from commitlake.protocol.statemachine.model import Rules, Segment
 from commitlake.protocol.statemachine.rows import ABSENT, find
 
@@ -34,7 +34,7 @@ def apply(segment: Segment, rules: Rules) -> None:
     unnamed = (answers["checks"] == ABSENT) & (
         answers["stored"] > half["due"] - pause_before_repeat(half["repeat"], rules)
     )
-    fits = np.flatnonzero(same & (named | unnamed) & (half["repeat"] >= 0))
+    fits = np.flatnonzero(same & (named | unnamed) & is_check_outstanding(half))
     fits = fits[np.argsort(answers["stored"][fits], kind="stable")]
     answered, first = np.unique(at[fits], return_index=True)
     halves["repeat"][answered] = ABSENT

@@ -7,7 +7,7 @@ import numpy as np
 from commitlake.protocol.statemachine.decide import decide
 from commitlake.protocol.statemachine.model import Rules, Segment
 from commitlake.protocol.statemachine.parts import parts_of, spoiled
-from commitlake.protocol.statemachine.rows import ABSENT, EVENT, Longs, Rows, make
+from commitlake.protocol.statemachine.rows import EVENT, Longs, Mask, Rows, make
 from commitlake.protocol.states import Event, Reason, State
 
 LONGEST_PAUSE_MS = 3_600_000
@@ -33,6 +33,11 @@ def _expires_at(halves: Rows, rules: Rules) -> Longs:
 def next_deadline(halves: Rows, rules: Rules) -> Longs:
     """The next deadline of each open half message, ms since epoch, UTC."""
     return np.asarray(np.minimum(halves["due"], _expires_at(halves, rules)))
+
+
+def is_check_outstanding(halves: Rows) -> Mask:
+    """Whether the newest check of each open half message has no answer yet."""
+    return np.asarray(halves["repeat"] >= 0)
 
 
 def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
@@ -62,8 +67,7 @@ def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
     """
     halves = segment.halves
     due, expires = halves["due"], _expires_at(halves, rules)
-    is_out = halves["repeat"] >= 0
-    exhausted = (due <= landed) & ~is_out & (halves["checks"] >= rules.check_max)
+    exhausted = (due <= landed) & ~is_check_outstanding(halves) & (halves["checks"] >= rules.check_max)
     expired = (expires <= landed) & ~(exhausted & (due < expires))
     no_longer_whole = spoiled(segment)
     gone = exhausted | expired | no_longer_whole
@@ -78,7 +82,7 @@ def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
     if not len(due):
         return
     halves = segment.halves
-    halves["checks"][due] += halves["repeat"][due] == ABSENT
+    halves["checks"][due] += ~is_check_outstanding(halves[due])
     halves["repeat"][due] += 1
     halves["due"][due] = now + pause_before_repeat(halves["repeat"][due], rules)
     checked = halves[due]
