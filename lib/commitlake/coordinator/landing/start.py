@@ -87,40 +87,73 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
         KafkaError: Kafka is out of reach.
     """
     comparable = {source: ends for source, ends in resume_point.position.held.items() if source not in others}
-    with connect(config) as client:
-        held = _of_leaders(client, config, comparable)
-        first = earliest_offsets(client, config, SOURCES)
-        cut = cuts(client, config, comparable, held)
-        waiting = held_back(client, config, held)
-    if any(first[source].keys() != held[source].keys() for source in SOURCES):  # asked of two brokers
-        msg = f"the brokers of Kafka at {config.kafka.bootstrap_servers} tell different partitions; start again"
-        raise KafkaError(msg)
-    earlier = deposed(comparable, held)
-    last = {source: {number: end.offset for number, end in numbers.items()} for source, numbers in held.items()}
-    begins = kafka_identity.begins(warehouse, config, first)
+    logs = _Logs.read(config, comparable)
+    begins = kafka_identity.begins(warehouse, config, logs.first)
     before = resume_point.position.with_partitions(
         {
             source: {number: begins.get(source, {}).get(number, 0) for number in numbers}
-            for source, numbers in first.items()
+            for source, numbers in logs.first.items()
         }
     )
-    kept = _kept(last, cut)
-    known = replace(_with_uncommitted(warehouse, before, kept), held=held)
-    for source, numbers in kept.items():
-        for number, low in numbers.items():
-            log_now = (first[source][number], last[source][number], low)
-            known = _compared(known, source, number, log_now, config)
+    known = _all_compared(warehouse, before, logs, config)
+    earlier = deposed(comparable, logs.held)
     _refuse_earlier(earlier, config)
-    _check_open(waiting, known, config)
-    _warn_of_lost(known, cut, config)
+    _check_open(logs.waiting, known, config)
+    _warn_of_lost(known, logs.cut, config)
     is_new = bool(others or earlier) or (known.offsets, known.again) != (before.offsets, before.again)
     if is_new:
         known = replace(known, landing_id=max(known.landing_id, resume_point.position.landing_id + 1))
     if is_new or not resume_point.is_recorded:
         positions.append(warehouse, known)
     kafka_identity.remember(warehouse, config, begins)  # after the leaders' epochs are recorded: they show a cut log
-    offsets = {source: {number: known.reads(source, number) for number in numbers} for source, numbers in first.items()}
-    return Begin(known, offsets, last, *_stable(waiting, last, config))
+    offsets = {
+        source: {number: known.reads(source, number) for number in numbers} for source, numbers in logs.first.items()
+    }
+    last = logs.last()
+    return Begin(known, offsets, last, *_stable(logs.waiting, last, config))
+
+
+class _Logs(NamedTuple):
+    """Kafka's logs at a start, all by source and partition.
+
+    Attributes:
+        held: Where they end, and which leaders say so.
+        first: Their oldest offsets.
+        cut: From where on a log has lost the records that were read of it.
+        waiting: What open Kafka transactions hold back.
+    """
+
+    held: LogEnds
+    first: Offsets
+    cut: Offsets
+    waiting: Mapping[Place, HeldBack]
+
+    @classmethod
+    def read(cls, config: Config, comparable: LogEnds) -> _Logs:
+        """Asks Kafka; `comparable` is what was known of the same logs.
+
+        Raises:
+            KafkaError: Kafka is out of reach, or its brokers differ.
+        """
+        with connect(config) as client:
+            held = _of_leaders(client, config, comparable)
+            first = earliest_offsets(client, config, SOURCES)
+            logs = cls(held, first, cuts(client, config, comparable, held), held_back(client, config, held))
+        if any(first[source].keys() != held[source].keys() for source in SOURCES):  # asked of two brokers
+            msg = f"the brokers of Kafka at {config.kafka.bootstrap_servers} tell different partitions; start again"
+            raise KafkaError(msg)
+        return logs
+
+    def last(self) -> Offsets:
+        """Where each log ends."""
+        return {source: {number: end.offset for number, end in ends.items()} for source, ends in self.held.items()}
+
+    def kept(self) -> Offsets:
+        """Up to where each log is unchanged since it was read: where it was cut, or else its end."""
+        return {
+            source: {number: min(end, self.cut.get(source, {}).get(number, end)) for number, end in numbers.items()}
+            for source, numbers in self.last().items()
+        }
 
 
 def _of_leaders(client: KafkaAdminClient, config: Config, known: LogEnds) -> LogEnds:
@@ -190,14 +223,6 @@ def _warn_of_lost(known: LandingPosition, cut: Offsets, config: Config) -> None:
                 log.warning("%s has lost records that it had acknowledged, from offset %d on", place, low)
 
 
-def _kept(last: Offsets, cut: Offsets) -> Offsets:
-    """Up to where each log is unchanged since it was read: where it was cut, or else its end."""
-    return {
-        source: {number: min(end, cut.get(source, {}).get(number, end)) for number, end in numbers.items()}
-        for source, numbers in last.items()
-    }
-
-
 def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, kept: Offsets) -> LandingPosition:
     """The position, past the records of a landing that was cut short, where a log has lost its end.
 
@@ -211,14 +236,24 @@ def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, kept: Offset
     return known
 
 
+def _all_compared(warehouse: Warehouse, before: LandingPosition, logs: _Logs, config: Config) -> LandingPosition:
+    """The position after a comparison with the logs of all partitions."""
+    last, kept = logs.last(), logs.kept()
+    known = replace(_with_uncommitted(warehouse, before, kept), held=logs.held)
+    for source, number in ((source, number) for source, numbers in kept.items() for number in numbers):
+        log_now = (logs.first[source][number], last[source][number], kept[source][number])
+        known = _compared(known, source, number, log_now, config)
+    return known
+
+
 def _compared(
-    known: LandingPosition, source: str, number: int, held: tuple[int, int, int], config: Config
+    known: LandingPosition, source: str, number: int, log_now: tuple[int, int, int], config: Config
 ) -> LandingPosition:
     """The position after a comparison with the log of one partition.
 
-    `held` is the log's oldest offset, its end, and the offset from which on its records are not those of before.
+    `log_now` is its oldest offset, its end, and the offset from which on its records are not those of before.
     """
-    oldest, end, kept = held
+    oldest, end, kept = log_now
     at = known.reads(source, number)
     place = f"{config.kafka.topic(source)}, partition {number}"
     following = f"{at} {'is the next to land' if at == known.next(source, number) else 'is the next to read'}"
