@@ -120,6 +120,8 @@ def test_what_lasts_ends_it_after_so_many_tries(
     told: list[Exception] = []
     with Coordinator(spark, lake.config, on_failure=told.append).start() as running:
         Failures([("positions", "before")] * 9).arm(monkeypatch)
+        monkeypatch.setattr("commitlake.coordinator.coordinator._NOBODY_WAITS_S", float("inf"))
+        assert not running.await_termination(0)  # so somebody waits, for ever
         lake.half("a")
         wait_for(lambda: told, 300)
         assert running.epoch == 3

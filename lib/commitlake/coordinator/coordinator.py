@@ -54,8 +54,7 @@ class Coordinator:
     Args:
         spark: any session of the application.
         config: the configuration.
-        on_failure: called, in a thread, with the error that ended the coordinator; not when a caller waits in
-            `await_termination`, which raises it.
+        on_failure: called, in a thread, with the error that ended the coordinator.
     """
 
     def __init__(
@@ -253,8 +252,8 @@ class Coordinator:
             self.stop()
         if time.monotonic() - self._awaited_at > _NOBODY_WAITS_S:
             log.error("the coordinator has stopped: %s", error)
-            if self._on_failure is not None:
-                self._on_failure(error)
+        if self._on_failure is not None:
+            self._on_failure(error)
 
     def await_termination(self, timeout: Duration | None = None) -> bool:
         """Waits until it ends or `stop` is called; returns whether that was within `timeout`, such as 30 (s).
@@ -311,8 +310,7 @@ def start(
         spark: a session with Delta and the Kafka connector.
         conf: a configuration, the path of one, or its keys and values.
         available_now: process all records that are there and all that is due, then return.
-        on_failure: called, in a thread, with the error that ended the coordinator; not when a caller waits in
-            `await_termination`, which raises it.
+        on_failure: called, in a thread, with the error that ended the coordinator.
 
     Returns:
         A handle with `stop()` and `await_termination()`; its `config` holds the address of an embedded broker.
