@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 _SOONEST_S = 1.0
 """Pause before the rehearsal. Where no coordinator runs, a standby takes over within it, so none begins."""
 _END_S = 10.0
-_READS, _QUICK_S = 8, 20.0
-"""The eighth takes a third of the first. A history so long that one takes more than 20 s is read once."""
 _READ_EVERY_S = 300.0
 """Interval of reads of the tables' logs. At a takeover Delta then lacks the commits of five minutes at most."""
 _NAME = "rehearsal"
@@ -101,7 +99,6 @@ class Rehearsal:
         begun = time.monotonic()
         try:
             self._play()
-            self._read_all()
         except Exception as error:  # a cold standby can take over too
             if not self._stopping.is_set():
                 log.warning("the standby could not rehearse, so it will be slower at first: %s", error)
@@ -109,6 +106,7 @@ class Rehearsal:
         finally:
             with suppress(Exception):  # the session may have ended
                 self._files.delete("")
+        self._quietly(self._read)
         if not self._stopping.is_set():
             log.warning("standing by, warm after %.0f s", time.monotonic() - begun)
         while not self._stopping.wait(_READ_EVERY_S):
@@ -122,20 +120,12 @@ class Rehearsal:
             except Exception as error:
                 log.debug("cannot read the tables: %s", error)
 
-    def _read_all(self) -> None:
-        """Works out what is open as a start does, again and again while that is quick: it is most of a takeover."""
-        for _ in range(_READS):
-            begun = time.monotonic()
-            self._quietly(self._read)
-            if self._stopping.is_set() or time.monotonic() - begun > _QUICK_S:
-                break
-
     def _read(self) -> None:
-        """Reads the tables of the coordinator as a start does; what is open goes to a table of the rehearsal."""
+        """Reads the tables of the coordinator once as a start does; nothing is written."""
         tables = Warehouse(self._spark, self._real.warehouse)
         position = positions.newest(tables) if all(map(tables.holds, TABLES)) else None
         if position is not None:  # else the coordinator has just begun
-            self._inputs(recover.open_rows(tables, self._real, position))
+            recover.open_rows(tables, self._real, position).count()
             tables.listed_topics()
 
     def _look(self) -> None:
