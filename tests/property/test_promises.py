@@ -94,7 +94,7 @@ class Kafka:
         for message in messages:
             self.product.land(message)
         ops = [record for record in read if isinstance(record, Op)]
-        self.product.batch(self.now, self.watermark.landed(self.position), messages, ops)
+        self.product.batch(self.now, self.watermark.at(self.position), messages, ops)
         if self.chosen.random() < 0.8:
             self.watermark.ask(self.now, self.held())
 

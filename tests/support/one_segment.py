@@ -36,9 +36,9 @@ class OneSegment:
         self.state = empty()
         self.next_due: int | None = None
 
-    def batch(self, now: int, *arrived: Rows, landed: int | None = None) -> dict[str, list[Readable]]:
+    def batch(self, now: int, *arrived: Rows, watermark: int | None = None) -> dict[str, list[Readable]]:
         """The events by name."""
-        step = advance(self.state, np.concatenate([empty(), *arrived]), now, self.rules, landed)
+        step = advance(self.state, np.concatenate([empty(), *arrived]), now, self.rules, watermark)
         self.state, self.next_due = step.state, step.next_due
         named: dict[str, list[Readable]] = {}
         for event in step.events:

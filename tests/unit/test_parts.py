@@ -29,7 +29,7 @@ def rounds(waiting: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             records, size, room = records + took, size + took * each, room - took
             if took < count:
                 left.insert(0, (count - took, each))
-        sizes.landed(records, size)
+        sizes.note(records, size)
         yield records, size
 
 
@@ -53,7 +53,7 @@ def test_large_records_after_many_small_ones_are_looked_at_first() -> None:
 def test_large_records_behind_an_outage_of_a_small_load_fill_none() -> None:
     sizes = Sizes(LARGEST)
     for _ in range(1_000):
-        sizes.landed(50, 50 * 300)
+        sizes.note(50, 50 * 300)
     assert not sizes.wants_look(100)
     assert sizes.wants_look(101)
     sizes.looked(101, 101 * 4_000_000)

@@ -28,7 +28,7 @@ def test_a_position_is_past_what_lies_below_all_its_offsets() -> None:
     assert SOME.is_past({"half": {0: 5, 1: 6}})
     assert not SOME.is_past({"half": {0: 6}})
     assert not SOME.is_past({"op": {0: 1}})
-    assert SOME.landed() == 12
+    assert SOME.records() == 12
 
 
 def test_a_log_that_lost_its_end_is_read_again_up_to_where_landing_goes_on() -> None:

@@ -80,10 +80,10 @@ def test_a_lost_check_is_repeated_while_its_group_answers_others() -> None:
 def test_a_repeat_counts_from_when_the_check_was_sent_and_not_from_the_watermark() -> None:
     """Landing lags by an hour, and catches up within half a minute: what was asked meanwhile is not asked again."""
     segment, sent = OneSegment(retention_ms=2**40), T + 3_600_000
-    segment.batch(sent, half(), landed=T)
-    assert segment.batch(sent, landed=T + 6_001) == checked(1)
-    assert segment.batch(sent + 30_000, landed=sent + 29_000) == {}
-    assert segment.batch(sent + 300_000, landed=sent + 300_000) == checked(1, repeat=1)
+    segment.batch(sent, half(), watermark=T)
+    assert segment.batch(sent, watermark=T + 6_001) == checked(1)
+    assert segment.batch(sent + 30_000, watermark=sent + 29_000) == {}
+    assert segment.batch(sent + 300_000, watermark=sent + 300_000) == checked(1, repeat=1)
 
 
 def test_an_answer_counts_once_and_for_the_check_that_it_names() -> None:

@@ -36,8 +36,8 @@ def test_a_recall_that_kafka_had_in_time_takes_the_message_back_however_late_it_
     """The coordinator was down when the message fell due: until all has landed that Kafka held then, none is shown."""
     segment = OneSegment()
     segment.batch(T, delayed(D, T + 1_000))
-    assert segment.batch(T + 90_000, landed=T + 999) == {}
-    assert segment.batch(T + 91_000, recall(D, stored=T + 998), landed=T + 91_000) == {
+    assert segment.batch(T + 90_000, watermark=T + 999) == {}
+    assert segment.batch(T + 91_000, recall(D, stored=T + 998), watermark=T + 91_000) == {
         "DELIVERY": [(5, "RECALLED", T + 1_000)]
     }
 
@@ -107,8 +107,8 @@ def test_a_recall_by_another_id_or_topic_is_refused() -> None:
 
 def test_a_recall_waits_for_its_message() -> None:
     segment = OneSegment()
-    assert segment.batch(T + 2 * PARK, recall(D), landed=T - 1) == {}
-    assert segment.batch(T + 3 * PARK, delayed(D, T + 9), landed=T + PARK) == {"DELIVERY": [(5, "RECALLED", T + 9)]}
+    assert segment.batch(T + 2 * PARK, recall(D), watermark=T - 1) == {}
+    assert segment.batch(T + 3 * PARK, delayed(D, T + 9), watermark=T + PARK) == {"DELIVERY": [(5, "RECALLED", T + 9)]}
 
 
 def test_a_recall_of_nothing_is_unmatched_when_all_has_landed_and_when_park_time_ends() -> None:

@@ -41,9 +41,9 @@ def test_an_op_before_its_half_message_waits_for_it() -> None:
 
 def test_park_time_counts_from_the_append_time_of_the_op_and_ends_by_landed_time() -> None:
     segment = OneSegment()
-    segment.batch(T + 2 * PARK, commit(stored=T), landed=T - 1)
-    assert segment.batch(T + 3 * PARK, landed=T + PARK - 1) == {}
-    assert segment.batch(T + 3 * PARK, landed=T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
+    segment.batch(T + 2 * PARK, commit(stored=T), watermark=T - 1)
+    assert segment.batch(T + 3 * PARK, watermark=T + PARK - 1) == {}
+    assert segment.batch(T + 3 * PARK, watermark=T + PARK) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0
 
 
@@ -108,7 +108,7 @@ def test_a_resume_of_an_open_transaction_is_refused_at_once() -> None:
 
 def test_a_resume_of_what_is_not_open_is_unmatched_at_once() -> None:
     segment = OneSegment()
-    assert segment.batch(T, resume(), landed=-1) == {"UNMATCHED_OP": [(0, 1)]}
+    assert segment.batch(T, resume(), watermark=-1) == {"UNMATCHED_OP": [(0, 1)]}
     assert segment.open() == 0
 
 

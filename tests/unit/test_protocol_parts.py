@@ -20,7 +20,9 @@ ALL_COMMITTED = [(3, "COMMITTED", "DIRECT"), (4, "COMMITTED", "DIRECT"), (7, "CO
 def test_the_order_in_which_a_transaction_arrives_does_not_matter(order: tuple[Rows, ...]) -> None:
     segment = OneSegment()
     decided = [
-        entry for now, row in enumerate(order) for entry in segment.batch(T + now, row, landed=T - 1).get("DECIDED", [])
+        entry
+        for now, row in enumerate(order)
+        for entry in segment.batch(T + now, row, watermark=T - 1).get("DECIDED", [])
     ]
     assert sorted(decided) == ALL_COMMITTED
     assert segment.open() == 0
@@ -76,9 +78,9 @@ def test_a_part_has_no_deadline_of_its_own() -> None:
 
 def test_a_part_without_open_first_is_unmatched_when_all_has_landed_and_after_park_time() -> None:
     segment = OneSegment()
-    assert segment.batch(T, part(P), landed=T - 1) == {}
+    assert segment.batch(T, part(P), watermark=T - 1) == {}
     assert segment.next_due == T
-    assert segment.batch(T, landed=T) == {"UNMATCHED_PART": [(1, 3, 0)]}
+    assert segment.batch(T, watermark=T) == {"UNMATCHED_PART": [(1, 3, 0)]}
     assert segment.open() == 0
     assert segment.batch(T, part(P, due=0)) == {}
     assert segment.next_due == T + PARK
@@ -96,7 +98,7 @@ def test_a_part_of_another_id_or_group_is_an_orphan_at_once(wrong: dict[str, Any
 
 def test_a_stranger_that_waited_is_an_orphan_when_its_first_comes() -> None:
     segment = OneSegment()
-    segment.batch(T, part(P, tid=2), landed=T - 1)
+    segment.batch(T, part(P, tid=2), watermark=T - 1)
     assert segment.batch(T, half()) == {"DECIDED": [(3, "DISCARDED", "ORPHAN")]}
     assert segment.open() == 1
 
@@ -122,7 +124,9 @@ ALL_DISCARDED = [(3, "DISCARDED", "REFUSED_PART"), (7, "DISCARDED", "REFUSED_PAR
 def test_a_refused_part_discards_its_transaction_in_whatever_order_it_comes(order: tuple[Rows, ...]) -> None:
     segment = OneSegment()
     decided = [
-        entry for now, row in enumerate(order) for entry in segment.batch(T + now, row, landed=T - 1).get("DECIDED", [])
+        entry
+        for now, row in enumerate(order)
+        for entry in segment.batch(T + now, row, watermark=T - 1).get("DECIDED", [])
     ]
     # What comes when its first has ended follows it by the tables.
     assert decided in (ALL_DISCARDED, ALL_DISCARDED[::-1], ALL_DISCARDED[1:])
@@ -131,14 +135,14 @@ def test_a_refused_part_discards_its_transaction_in_whatever_order_it_comes(orde
 @pytest.mark.parametrize("admin", [False, True])
 def test_no_commit_applies_beside_a_refused_part_but_a_rollback_does(admin: bool) -> None:
     segment = OneSegment()
-    events = segment.batch(T, half(), refused(Q), commit(0, admin=admin), landed=T - 1)
+    events = segment.batch(T, half(), refused(Q), commit(0, admin=admin), watermark=T - 1)
     assert events == {"DECIDED": [(7, "DISCARDED", "REFUSED_PART")]}
     events = OneSegment().batch(T, half(), refused(Q), commit(0, admin=admin), rollback(1))
     assert events == {"DECIDED": [(7, "ROLLED_BACK", "DIRECT")]}
 
 
 def test_a_refused_part_counts_whatever_the_clock_says_by_which_it_was_refused() -> None:
-    events = OneSegment().batch(T, half(), refused(Q, stored=T - 1), commit(), landed=T - 1)
+    events = OneSegment().batch(T, half(), refused(Q, stored=T - 1), commit(), watermark=T - 1)
     assert events == {"DECIDED": [(7, "DISCARDED", "REFUSED_PART")]}
 
 

@@ -38,6 +38,6 @@ TIMERS = [delayed(Place(0, offset), T + 10) for offset in (5, 6)]
 )
 def test_what_comes_twice_is_an_error_and_does_not_end_twice(rows: list[Rows], again: int, offset: int) -> None:
     segment = OneSegment()
-    segment.batch(T, *rows, landed=T - 1)
+    segment.batch(T, *rows, watermark=T - 1)
     with pytest.raises(DoubledError, match=f"offset {offset}"):
-        segment.batch(T + 1, rows[again], commit(), landed=T - 1)
+        segment.batch(T + 1, rows[again], commit(), watermark=T - 1)

@@ -27,8 +27,8 @@ def held(half: int, op: int, admin: int = 3) -> dict[str, dict[int, int]]:
 def test_it_is_unknown_until_all_has_landed_that_kafka_held_at_the_start() -> None:
     time = Watermark()
     time.ask(1_000, held(10, 5))
-    assert time.landed(at(10, 4)) == -1
-    assert time.landed(at(10, 5)) == 1_000
+    assert time.at(at(10, 4)) == -1
+    assert time.at(at(10, 5)) == 1_000
 
 
 def test_it_is_when_kafka_was_asked_and_not_when_its_answer_has_landed() -> None:
@@ -36,31 +36,31 @@ def test_it_is_when_kafka_was_asked_and_not_when_its_answer_has_landed() -> None
     time = Watermark()
     time.ask(1_000, held(10, 5))
     time.ask(2_000, held(40, 20))
-    assert time.landed(at(10, 5)) == 1_000
-    assert time.landed(at(39, 20)) == 1_000
-    assert time.landed(at(40, 20)) == 2_000
+    assert time.at(at(10, 5)) == 1_000
+    assert time.at(at(39, 20)) == 1_000
+    assert time.at(at(40, 20)) == 2_000
 
 
 def test_a_clock_that_was_a_day_ahead_for_a_moment_is_forgotten_with_the_next_answer() -> None:
     time = Watermark()
     time.ask(86_400_000, held(0, 0))
-    assert time.landed(at(1, 1)) == 86_400_000
+    assert time.at(at(1, 1)) == 86_400_000
     time.ask(1_000, held(0, 0))
-    assert time.landed(at(1, 1)) == 1_000
+    assert time.at(at(1, 1)) == 1_000
 
 
 def test_a_silent_partition_holds_it_back_only_until_it_has_landed() -> None:
     time = Watermark()
     time.ask(1_000, held(0, 0, admin=4))
-    assert time.landed(at(100, 100)) == -1
-    assert time.landed(at(100, 100).advanced({"admin": {0: 4}})) == 1_000
+    assert time.at(at(100, 100)) == -1
+    assert time.at(at(100, 100).advanced({"admin": {0: 4}})) == 1_000
 
 
 def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
     time = Watermark()
     for n in range(2_000):
         time.ask(n, held(n, n))
-    steps = [time.landed(at(n, n)) for n in range(2_000)]
+    steps = [time.at(at(n, n)) for n in range(2_000)]
     assert all(landed <= n for n, landed in enumerate(steps))
     assert steps[0] == 0
     assert steps[-1] > 1_900
@@ -83,7 +83,7 @@ def test_the_time_is_taken_before_kafka_is_asked() -> None:
 
     time = Watermark()
     scheduler(clock, time, asked)._ask()
-    assert time.landed(at(10, 5)) == 1_000
+    assert time.at(at(10, 5)) == 1_000
 
 
 def test_without_traffic_kafka_is_asked_from_time_to_time(
@@ -110,7 +110,7 @@ def test_while_kafka_is_away_it_stands_still() -> None:
 
     time = Watermark()
     scheduler(clock, time, away)._ask()
-    assert time.landed(at(10, 5)) == -1
+    assert time.at(at(10, 5)) == -1
 
 
 def test_an_answer_without_a_topic_is_an_error_and_not_an_empty_topic() -> None:

@@ -192,7 +192,7 @@ class Scheduler:
         if landed is not None:
             self._context.half_cache.add(landed)
         position = self._landing.position if landed is None else landed.position
-        until = self._watermark.landed(position)
+        until = self._watermark.at(position)
         self._round = Round(self._context, self._timers, self._landing, landed, until, self._round)
         tasks: list[Callable[[], None]] = [self._round.land, partial(self._coordinate, self._round, until)]
         run_all(self._context.warehouse.spark, tasks)

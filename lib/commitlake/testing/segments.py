@@ -40,12 +40,12 @@ class Segments:
         self.states, self.next_due = {}, {}
         self.next = self.ledger.rebuild()
 
-    def batch(self, now: int, landed: int, read: Sequence[LandedMessage], ops: Sequence[LandedOp]) -> None:
+    def batch(self, now: int, watermark: int, read: Sequence[LandedMessage], ops: Sequence[LandedOp]) -> None:
         """One batch of coordination.
 
         Args:
             now: its time, ms since epoch, UTC.
-            landed: watermark, ms since epoch, UTC.
+            watermark: ms since epoch, UTC.
             read: messages that it reads, which have landed.
             ops: ops that it reads.
         """
@@ -55,21 +55,21 @@ class Segments:
         for src, queue, row in rows:
             arrived.setdefault((src, queue, int(row["offset"][0]) // SEGMENT_SIZE), []).append(row)
         events, tick = [], make(ROW, 1, kind=Kind.TICK)
-        for key in {**arrived, **{key: None for key, at in self.next_due.items() if at <= landed}}:
-            events += self._advance(key, np.concatenate([*arrived.get(key, []), tick]), now, landed)
+        for key in {**arrived, **{key: None for key, at in self.next_due.items() if at <= watermark}}:
+            events += self._advance(key, np.concatenate([*arrived.get(key, []), tick]), now, watermark)
         self.ledger.again = []
         self.ledger.record(now, events)
         self.next = self.ledger.again
 
-    def _advance(self, key: Key, rows: Rows, now: int, landed: int) -> list[Occurred]:
-        step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules, landed)
+    def _advance(self, key: Key, rows: Rows, now: int, watermark: int) -> list[Occurred]:
+        step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules, watermark)
         self.states.pop(key, None)
         self.next_due.pop(key, None)
         assert (step.next_due is None) == (len(step.state) == 0), (
             "a segment with nothing open has no state, and no other sleeps for ever"
         )
         if step.next_due is not None:
-            assert step.next_due > min(now, landed), "an immediate wake-up would never end"
+            assert step.next_due > min(now, watermark), "an immediate wake-up would never end"
             self.states[key], self.next_due[key] = pack(step.state), step.next_due
         return [(*key[:2], event) for event in step.events]
 

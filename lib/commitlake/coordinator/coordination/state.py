@@ -59,8 +59,8 @@ def join_and_time(rows: DataFrame, rules: Rules) -> DataFrame:
 def _advance_segment(rules: Rules) -> _Call:
     def call(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         _forget_archives()
-        rows, landed, now = _rows(frames)
-        step = advance(_kept(state), rows, now, rules, landed)
+        rows, watermark, now = _rows(frames)
+        step = advance(_kept(state), rows, now, rules, watermark)
         _keep(state, step.state)
         next_due = ABSENT if step.next_due is None else step.next_due
         due = make(EVENT, 1, event=Event.NEXT_DUE, offset=int(key[2]) * SEGMENT_SIZE, deliver_at=next_due)

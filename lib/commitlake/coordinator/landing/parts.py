@@ -53,7 +53,7 @@ class Sizes:
         self._first = max(1, MOST_BYTES // largest)
         self._records, self._bytes, self._last, self._seen, self._recent = 0.0, 0.0, 0.0, 0.0, 0.0
 
-    def landed(self, records: int, size: int) -> None:
+    def note(self, records: int, size: int) -> None:
         """Notes the number and the bytes of records that have landed."""
         self.looked(records, size)
         self._recent = max(records, 0.8 * self._recent)
@@ -158,7 +158,7 @@ class Parts:
     def _landed(self, records: DataFrame, until: Offsets) -> bool:
         took = self._play(records, until)
         if took is not None:
-            self._sizes.landed(*took)
+            self._sizes.note(*took)
             self._at = until
         return took is not None
 

@@ -67,7 +67,7 @@ class LandingPosition:
         """The next offset to read of a partition."""
         return self.again.get(source, {}).get(partition, self.next(source, partition))
 
-    def landed(self) -> int:
+    def records(self) -> int:
         """How many offsets lie below it: at most so many records have landed."""
         return sum(sum(numbers.values()) for numbers in self.offsets.values())
 

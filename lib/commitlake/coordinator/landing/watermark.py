@@ -37,7 +37,7 @@ class Watermark:
         if len(self._asked) > _MOST:
             del self._asked[1::2]  # coarser steps, but it still goes on
 
-    def landed(self, position: LandingPosition) -> int:
+    def at(self, position: LandingPosition) -> int:
         """Advances the watermark by the position of landing; returns it.
 
         Each answer that has landed replaces the last, so clock errors do not persist.

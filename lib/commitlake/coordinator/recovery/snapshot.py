@@ -63,7 +63,7 @@ class SnapshotPosition:
 
     def records(self) -> int:
         """How many records had landed at most."""
-        return LandingPosition(self.landing_id, self.offsets).landed()
+        return LandingPosition(self.landing_id, self.offsets).records()
 
 
 BEGINNING = SnapshotPosition()

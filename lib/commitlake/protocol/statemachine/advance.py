@@ -24,7 +24,7 @@ from commitlake.protocol.states import Kind
 _OPS = (Kind.COMMIT, Kind.ROLLBACK, Kind.RESUME, Kind.RECALL)
 
 
-def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | None = None) -> Step:
+def advance(state: Rows, arrived: Rows, now: int, rules: Rules, watermark: int | None = None) -> Step:
     """Applies what arrived and what is due at `now` to a segment.
 
     Args:
@@ -32,13 +32,13 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, landed: int | No
         arrived: `ROW`s that this batch brought, in any order.
         now: the batch's time, ms since epoch, UTC.
         rules: the timing rules.
-        landed: watermark, ms since epoch, UTC: no deadline, park time or delay runs ahead of it. None: they run with
+        watermark: ms since epoch, UTC: no deadline, park time or delay runs ahead of it. None: they run with
             `now`.
 
     Raises:
         DoubledError: a half message or a delayed message arrived that is open already.
     """
-    clock = now if landed is None else min(now, landed)
+    clock = now if watermark is None else min(now, watermark)
     segment = _merge(state, arrived, rules)
     parts.drop_strangers(segment)
     ops.apply(segment)

@@ -50,7 +50,7 @@ def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
     return np.minimum(doubled, max(LONGEST_PAUSE_MS, rules.check_repeat_ms)).astype(np.int64)
 
 
-def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
+def sweep(segment: Segment, watermark: int, now: int, rules: Rules) -> None:
     """Check or discard what is still open after the ops of this batch.
 
     One check of a transaction is out at a time. While it is out, the deadline says when to repeat it. Once it is
@@ -60,18 +60,18 @@ def sweep(segment: Segment, landed: int, now: int, rules: Rules) -> None:
 
     Args:
         segment: the open segment.
-        landed: watermark, ms since epoch, UTC: deadlines run with it.
+        watermark: ms since epoch, UTC: deadlines run with it.
         now: the batch's time, ms since epoch, UTC. Repeats count from it, since the watermark may be hours behind and
             then catch up within a minute.
         rules: the timing rules.
     """
     halves = segment.halves
     due, expires = halves["due"], _expires_at(halves, rules)
-    exhausted = (due <= landed) & ~is_check_outstanding(halves) & (halves["checks"] >= rules.check_max)
-    expired = (expires <= landed) & ~(exhausted & (due < expires))
+    exhausted = (due <= watermark) & ~is_check_outstanding(halves) & (halves["checks"] >= rules.check_max)
+    expired = (expires <= watermark) & ~(exhausted & (due < expires))
     no_longer_whole = spoiled(segment)
     gone = exhausted | expired | no_longer_whole
-    _check(segment, np.flatnonzero((due <= landed) & ~gone), now, rules)
+    _check(segment, np.flatnonzero((due <= watermark) & ~gone), now, rules)
     reason = np.where(expired, Reason.EXPIRED, Reason.CHECK_MAX)
     reason = np.where(no_longer_whole, Reason.REFUSED_PART, reason)[gone]
     decide(segment, np.flatnonzero(gone), State.DISCARDED, reason)

@@ -10,7 +10,7 @@ from commitlake.protocol.statemachine.rows import EVENT, Mask, find, make
 from commitlake.protocol.states import Delivery, Event, Kind, Refusal
 
 
-def sweep(segment: Segment, landed: int) -> None:
+def sweep(segment: Segment, watermark: int) -> None:
     """Apply recalls, as ops come before deadlines; then deliver messages that are due.
 
     Messages are due by the watermark, not by the clock: a recall that Kafka had in time may not have landed yet. A
@@ -18,11 +18,11 @@ def sweep(segment: Segment, landed: int) -> None:
 
     Args:
         segment: the open segment.
-        landed: watermark, ms since epoch, UTC.
+        watermark: ms since epoch, UTC.
     """
     _recall(segment)
     timers = segment.timers
-    due = (timers["deliver_at"] <= landed) | (timers["deliver_at"] <= timers["stored"])
+    due = (timers["deliver_at"] <= watermark) | (timers["deliver_at"] <= timers["stored"])
     _end(segment, due, Delivery.DELIVERED)
 
 

@@ -24,31 +24,31 @@ def reported_at(rows: Rows, rules: Rules) -> Longs:
     return np.asarray(np.where(rows["kind"] == Kind.RESUME, ABSENT, waits_until))
 
 
-def sweep(segment: Segment, landed: int, rules: Rules) -> None:
+def sweep(segment: Segment, watermark: int, rules: Rules) -> None:
     """Report ops and parts that have waited long enough as unmatched, and drop them.
 
     The resolution looks them up in the tables, and sends those back that must go on waiting.
 
     Args:
         segment: the open segment.
-        landed: watermark, ms since epoch, UTC.
+        watermark: ms since epoch, UTC.
         rules: the timing rules.
     """
-    told = reported_at(segment.ops, rules) <= landed
+    told = reported_at(segment.ops, rules) <= watermark
     if told.any():
         ops = segment.ops[told]
-        report(segment, ops, event=Event.UNMATCHED_OP, last=_is_over(ops, landed, rules))
+        report(segment, ops, event=Event.UNMATCHED_OP, last=_is_over(ops, watermark, rules))
         segment.ops = segment.ops[~told]
         forget_listed(segment)
-    told = waits(segment) & (reported_at(segment.parts, rules) <= landed)
+    told = waits(segment) & (reported_at(segment.parts, rules) <= watermark)
     if told.any():
         parts = segment.parts[told]
-        report_unmatched(segment, parts, _is_over(parts, landed, rules))
+        report_unmatched(segment, parts, _is_over(parts, watermark, rules))
         segment.parts = segment.parts[~told]
-    segment.refused = segment.refused[reported_at(segment.refused, rules) > landed]
+    segment.refused = segment.refused[reported_at(segment.refused, rules) > watermark]
 
 
-def _is_over(rows: Rows, landed: int, rules: Rules) -> Longs:
+def _is_over(rows: Rows, watermark: int, rules: Rules) -> Longs:
     """1 where a message that has not landed by now counts as missing."""
-    is_over = (rows["stored"] + rules.op_park_ms <= landed) | (rows["kind"] == Kind.RESUME)
+    is_over = (rows["stored"] + rules.op_park_ms <= watermark) | (rows["kind"] == Kind.RESUME)
     return np.asarray(is_over, dtype=np.int64)
