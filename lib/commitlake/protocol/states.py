@@ -57,7 +57,7 @@ class Ruling(IntEnum):
     """The verdict on an unmatched op or part that is not refused."""
 
     NOTHING = 0
-    AGAIN = -2
+    REQUEUE = -2
     """Its message may still land, or ends in this batch: it goes back to its segment, and waits on."""
     ACCEPT = -3
     """A RESUME that reopens its transaction."""

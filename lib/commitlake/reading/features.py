@@ -54,7 +54,7 @@ def columns(table: DeltaTable, place: str) -> tuple[pa.Schema, dict[str, str]]:
     if inner:
         msg = (
             f"the table at {place} has other names inside of the column {inner[0]} than its files (columnMapping), "
-            "which are not read here; make that column anew, or read the table with Spark"
+            "which are not read here; make that column again, or read the table with Spark"
         )
         raise WarehouseError(msg)
     return schema, dict(filter(None, map(_renamed, fields)))

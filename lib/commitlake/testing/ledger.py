@@ -101,7 +101,7 @@ class Ledger:
         verdict = self.judge(op, is_last, reopened)
         if verdict == Ruling.ACCEPT:
             yield "resume", op
-        elif verdict == Ruling.AGAIN:
+        elif verdict == Ruling.REQUEUE:
             src = Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF
             yield "again", src, op.listed[0].queue, op_rows(op, due=0)
         elif verdict > 0:

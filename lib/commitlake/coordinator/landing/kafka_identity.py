@@ -112,18 +112,18 @@ def _difference(config: Config, known: Identity, actual: Identity) -> _Differenc
     if known.cluster_id != actual.cluster_id:
         what = f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}"
         return _Difference(what, "accept.other_cluster", accept.other_cluster, SOURCES)
-    anew = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
-    if not anew:
+    recreated = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
+    if not recreated:
         return None
     option = "accept.recreated_topic", accept.recreated_topic
     if not {*map(config.kafka.topic, SOURCES)} & {*known.topic_ids}:
-        names = ", ".join(sorted(anew))
+        names = ", ".join(sorted(recreated))
         what = f"the warehouse was filled from {names}, but kafka.topic_prefix is {config.kafka.topic_prefix!r}"
         return _Difference(what, *option, SOURCES)
     there = actual.topic_ids.keys()
-    groups = ((anew & there, "deleted and created again"), (anew - there, "deleted"))
+    groups = ((recreated & there, "deleted and created again"), (recreated - there, "deleted"))
     what = "; ".join(f"{', '.join(sorted(topics))} was {done}" for topics, done in groups if topics)
-    return _Difference(what, *option, {source(topic) for topic in anew})
+    return _Difference(what, *option, {source(topic) for topic in recreated})
 
 
 def _refuse(found: _Difference, lost: str, short: str) -> None:

@@ -66,7 +66,7 @@ def _decision(facts: Rows) -> Longs:
     return np.select(
         [*cases.values(), late, missing, ended],
         [*cases, Refusal.ALREADY_DISCARDED, Refusal.NO_HALF_MESSAGE, Ruling.NOTHING],
-        Ruling.AGAIN,
+        Ruling.REQUEUE,
     )
 
 
@@ -97,8 +97,8 @@ def _recall(facts: Rows) -> Longs:
     same = known & (facts["tid"] == facts["first_tid"]) & (facts["grp"] == facts["first_grp"])
     return np.select(
         [~known & (facts["last"] != 1), ~same, facts["state"] == Delivery.DELIVERED, facts["state"] > 0],
-        [Ruling.AGAIN, Refusal.NO_DELAYED_MESSAGE, Refusal.RECALL_TOO_LATE, Ruling.NOTHING],
-        Ruling.AGAIN,
+        [Ruling.REQUEUE, Refusal.NO_DELAYED_MESSAGE, Refusal.RECALL_TOO_LATE, Ruling.NOTHING],
+        Ruling.REQUEUE,
     )
 
 
@@ -109,6 +109,6 @@ def _part(facts: Rows) -> Longs:
     fits = known & (facts["is_part"] != 1) & same
     return np.select(
         [~known & (facts["last"] != 1), ~fits, facts["state"] > 0],
-        [Ruling.AGAIN, Ruling.ORPHAN, Ruling.FOLLOW],
-        Ruling.AGAIN,
+        [Ruling.REQUEUE, Ruling.ORPHAN, Ruling.FOLLOW],
+        Ruling.REQUEUE,
     )

@@ -28,7 +28,7 @@ def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
         tables: the tables as before the batch, except for transactions that a RESUME has reopened in it.
     """
     found = checkpoint_now(judged_ops(_of_kind(batch, f"!= {int(Kind.RESUME)}"), tables))
-    return Resolutions(refusals(found), once_more(found))
+    return Resolutions(refusals(found), requeued(found))
 
 
 def resolve_resumes(batch: Events, tables: LedgerTables, timeout_ms: int) -> Resolutions:
@@ -74,9 +74,9 @@ def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FI
     return judged(facts, **own | first_facts() | {"is_final": is_final})
 
 
-def once_more(judged: DataFrame) -> DataFrame:
+def requeued(judged: DataFrame) -> DataFrame:
     """Input rows of the ops that wait for the next batch."""
-    return op_rows(judged.where(F.col("verdict") == int(Ruling.AGAIN)).select("record.*"), due="0")
+    return op_rows(judged.where(F.col("verdict") == int(Ruling.REQUEUE)).select("record.*"), due="0")
 
 
 def refusals(judged: DataFrame) -> DataFrame:

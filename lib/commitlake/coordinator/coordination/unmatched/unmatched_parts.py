@@ -24,7 +24,7 @@ def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     found = checkpoint_now(judged(facts, kind=F.lit(int(Kind.PART)), tid=tid, grp=grp, **first_facts()))
     found = checkpoint_now(_with_due(found, tables))
     follow = found.where(F.col("verdict") == int(Ruling.FOLLOW))
-    again = half_rows(found.where(F.col("verdict") == int(Ruling.AGAIN)).select("message.*"), due="0")
+    again = half_rows(found.where(F.col("verdict") == int(Ruling.REQUEUE)).select("message.*"), due="0")
     waiting = waiting_rows(follow.where(F.col("due") > F.col("now")), "offset", "due")
     orphans = _orphans(found.where(F.col("verdict") == int(Ruling.ORPHAN)))
     return Resolutions(orphans.union(_followers(follow)).union(_delivered(follow)), again.union(waiting))

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, near, number
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, judged
-from commitlake.coordinator.coordination.unmatched.unmatched_ops import once_more, refusals, with_record
+from commitlake.coordinator.coordination.unmatched.unmatched_ops import refusals, requeued, with_record
 from commitlake.protocol.states import Delivery, Event, Source
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables.columns import hashed_sql
@@ -19,7 +19,7 @@ _AT = ["first_queue", "first_offset"]
 def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
     """Refuses a recall of a delivered message, or one with another id or topic; a repeated recall is harmless."""
     found = checkpoint_now(judged_recalls(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
-    return Resolutions(refusals(found), once_more(found))
+    return Resolutions(refusals(found), requeued(found))
 
 
 def judged_recalls(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
