@@ -31,7 +31,7 @@ STEPS = {
     "rebuild": "commitlake.coordinator.recovery.rebuild:open_rows",
     "save": "commitlake.coordinator.recovery.rebuild:save_snapshot",
     "ask": "commitlake.coordinator.landing.watermark:Watermark.ask",
-    "landed": "commitlake.coordinator.landing.watermark:Watermark.landed",
+    "landed": "commitlake.coordinator.landing.watermark:Watermark.at",
     "uncommitted": "commitlake.coordinator.landing.positions:uncommitted",
     "classify": "commitlake.coordinator.landing.land:Landing.classify",
     "writes": "commitlake.coordinator.landing.land:Landing.writes",

@@ -46,7 +46,7 @@ def test_elsewhere_delta_knows_what_to_use(own: SparkSession) -> None:
 
 @pytest.mark.parametrize(
     ("checkpoints", "looks_every"),
-    [("/lake/checkpoints", "100ms"), ("hdfs://name/lake", "100ms"), ("s3a://bucket/lake", "500ms")],
+    [("/lake/checkpoints", "80ms"), ("hdfs://name/lake", "80ms"), ("s3a://bucket/lake", "500ms")],
 )
 def test_an_idle_coordinator_asks_an_object_store_for_rows_twice_a_second(
     own: SparkSession, monkeypatch: pytest.MonkeyPatch, checkpoints: str, looks_every: str

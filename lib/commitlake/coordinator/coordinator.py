@@ -39,6 +39,7 @@ _LOOK_S = 0.2
 _MOST_UNANSWERED = 50
 """So many failed calls in a row mean that the JVM is gone. On a busy machine a single call may fail."""
 _HEALTH_MS = 2_000
+_END_S = 10.0
 _NOBODY_WAITS_S = 3.0
 """So long after the last look of `await_termination` nobody waits there. A caller that waits gets the error raised, and
 need not have it logged too."""
@@ -82,6 +83,7 @@ class Coordinator:
         self._error: CommitLakeError | None = None
         """The error that ended the coordinator for good."""
         self._serves = False
+        self._watching = threading.current_thread()
         self._awaited_at = -_NOBODY_WAITS_S
 
     @property
@@ -158,7 +160,8 @@ class Coordinator:
         )
         optional_services.answer_by_rules(self.config, self._clock, self._stopping)
         self._serves = True
-        threading.Thread(target=self._watch, name="commitlake-watch", daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, name="commitlake-watch", daemon=True)
+        self._watching.start()
 
     def _health(self) -> str | None:
         """The failure; None when there is none, or Kafka is away: no restart of the process helps against that."""
@@ -269,6 +272,8 @@ class Coordinator:
                 return False
             self._stopping.wait(_LOOK_S)
         if self._error is not None:
+            if self._watching is not threading.current_thread():
+                self._watching.join(_END_S)  # it calls `on_failure`; a process that ends here would cut that off
             raise self._error
         return True
 
