@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -101,6 +102,34 @@ def test_a_start_reads_what_was_saved_by_one_run_of_maintenance(spark: SparkSess
     rebuild.save_snapshot(warehouse, timing)
     found = rebuild.open_rows(warehouse, timing, since).select("kind", "offset").collect()
     assert sorted(found) == sorted(rebuild.open_rows(warehouse, timing).select("kind", "offset").collect())
+
+
+def test_a_save_between_the_reads_of_another_doubles_no_row(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a coordinator and of the command `maintain`, off local disks."""
+    warehouse, timing = Warehouse(spark, lake.config.warehouse), lake.config.transaction
+    lake.half("a")
+    lake.run(spark)
+    between = ["once"]
+
+    def followed_by_another_save(read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            found = read(*given)
+            if between:
+                between.clear()
+                lake.half("b")
+                lake.run(spark)
+                rebuild.save_snapshot(warehouse, timing)
+            return found
+
+        return call
+
+    for name in ("newest", "reached"):
+        monkeypatch.setattr(snapshot, name, followed_by_another_save(getattr(snapshot, name)))
+    rebuild.save_snapshot(warehouse, timing)
+    saved = rebuild.open_rows(warehouse, timing, snapshot.newest(warehouse, timing)).select("kind", "offset").collect()
+    assert sorted(saved) == sorted(rebuild.open_rows(warehouse, timing).select("kind", "offset").collect())
 
 
 def test_maintenance_of_a_coordinator_that_was_replaced_saves_nothing(

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pytest
 from chispa import assert_df_equality
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.support.lake import Lake, newest
 from tests.support.polling import wait_for
@@ -27,6 +27,7 @@ from tests.support.story import Story
 
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing import positions
+from commitlake.coordinator.maintenance import run as maintenance_run
 from commitlake.coordinator.maintenance.run import Maintenance, Pause, at_intervals
 from commitlake.coordinator.recovery import fencing, rebuild
 from commitlake.errors import FencedError, WarehouseError
@@ -324,6 +325,46 @@ def test_the_command_refuses_a_warehouse_whose_coordinator_runs(spark: SparkSess
 def test_the_command_fails_where_there_are_no_tables(copied: Lake) -> None:
     with pytest.raises(WarehouseError, match="there are no tables at"):
         commands.maintain(copied.configured(warehouse=str(copied.root / "elsewhere")))
+
+
+def test_open_rows_are_saved_between_two_runs(
+    spark: SparkSession, copied: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that took long is not soon followed by the next, and one that failed is told."""
+    monkeypatch.setattr(maintenance_run, "_SAVE_EVERY_S", 0.1)
+    stopping, saved = threading.Event(), list[float]()
+
+    def save(*_: object) -> None:
+        saved.append(time.monotonic())
+        if len(saved) == 2:
+            time.sleep(0.1)
+            raise WarehouseError("the store is away")
+
+    monkeypatch.setattr(rebuild, "save_snapshot", save)
+    end = at_intervals(maintenance(spark, copied), 3_600_000, stopping, lambda: None)
+    wait_for(lambda: len(saved) == 3)
+    stopping.set()
+    assert end(60)
+    assert saved[2] - saved[1] >= 2
+    assert caplog.messages == ["saving what is open failed, and is tried again: the store is away"]
+
+
+def test_few_records_are_joined_by_plain_settings_and_a_history_by_its_own(
+    spark: SparkSession, copied: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = list[Warehouse]()
+
+    def open_rows(own: Warehouse, *_: object) -> DataFrame:
+        used.append(own)
+        return own.read("open_rows")
+
+    monkeypatch.setattr(rebuild, "open_rows", open_rows)
+    monkeypatch.setattr(rebuild.snapshot, "save", lambda *_: None)
+    tidy = maintenance(spark, copied)
+    tidy.save_open_rows()
+    monkeypatch.setattr(rebuild, "_SMALL", -1)
+    tidy.save_open_rows()
+    assert used == [tidy._plain, tidy._warehouse]
 
 
 def test_a_stop_cuts_a_long_run_short(

@@ -24,6 +24,7 @@ from commitlake.coordinator.coordination.input_rows import (
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
 from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops
 from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.open_checks import with_checks
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, SnapshotPosition
@@ -44,22 +45,33 @@ _OWN_PLACE = coordinate_sql(
 )
 
 
-def session_for(warehouse: Warehouse, config: Config, records: int) -> SparkSession:
-    """A session that can join history, however long: 20 million keys sorted in two partitions do not fit 2 GiB.
+def session_for(warehouse: Warehouse, config: Config, since: SnapshotPosition, landed: LandingPosition) -> SparkSession:
+    """A session for the join of the saved rows with what landed since, however much that is."""
+    settings = session.HISTORY_SETTINGS if _is_history(since, landed.records()) else None
+    return session.beside(warehouse.spark, config, settings)
+
+
+def _is_history(since: SnapshotPosition, records: int) -> bool:
+    """Whether plain settings do not do: 20 million keys sorted in two partitions do not fit 2 GiB."""
+    return records - since.records() + since.count() > _SMALL
+
+
+def save_snapshot(warehouse: Warehouse, timing: TransactionConfig, plain: Warehouse | None = None) -> None:
+    """Saves the open rows, so that a start need not read the history before them.
+
+    The saved rows are read before the position. If another process saves in between, the position is not before theirs:
+    rows of a later time under an earlier position would be open twice.
 
     Args:
-        warehouse: the tables.
-        config: the configuration.
-        records: how many records have landed since the rows were saved.
+        warehouse: the tables, in a session that can join history.
+        timing: the timings of the deadlines.
+        plain: the same tables in a session with plain settings, for the join of few records.
     """
-    return session.beside(warehouse.spark, config, session.HISTORY_SETTINGS if records > _SMALL else None)
-
-
-def save_snapshot(warehouse: Warehouse, timing: TransactionConfig) -> None:
-    """Saves the open rows, so that a start need not read the history before them."""
-    at, since = snapshot.reached(warehouse), snapshot.newest(warehouse, timing)
-    if at is not None and (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id):
-        snapshot.save(warehouse, timing, at, open_rows(warehouse, timing, since, at))
+    since = snapshot.newest(plain or warehouse, timing)
+    at = snapshot.reached(plain or warehouse, since)
+    if at is not None:
+        own = warehouse if plain is None or _is_history(since, at.records()) else plain
+        snapshot.save(own, timing, at, open_rows(own, timing, since, at))
 
 
 def open_rows(

@@ -78,5 +78,5 @@ def open_rows(warehouse: Warehouse, config: Config, position: LandingPosition) -
     """The open rows, by a session that can join all records since the newest saved rows."""
     timing = config.transaction
     since = snapshot.newest(warehouse, timing)
-    own = rebuild.session_for(warehouse, config, position.records() - since.records())
+    own = rebuild.session_for(warehouse, config, since, position)
     return rebuild.open_rows(Warehouse(own, config.warehouse), timing, since)

@@ -65,6 +65,10 @@ class SnapshotPosition:
         """How many records had landed at most."""
         return LandingPosition(self.landing_id, self.offsets).records()
 
+    def count(self) -> int:
+        """How many rows were open."""
+        return 0 if self.rows is None else self.rows.count()
+
 
 BEGINNING = SnapshotPosition()
 
@@ -122,8 +126,8 @@ class Between:
         return stored_rows(self.written("reentries").where(REOPENED))
 
 
-def reached(warehouse: Warehouse) -> SnapshotPosition | None:
-    """The position of the tables now; None when a comparison with it would not show all later rows.
+def reached(warehouse: Warehouse, since: SnapshotPosition = BEGINNING) -> SnapshotPosition | None:
+    """The position of the tables now; None when it is `since`, or a comparison with it would not show all later rows.
 
     The batch is read first. A batch is complete after the position of the messages it ended, so nothing is open and
     ended at once. The exception is a start: it may complete a batch whose landing was cut short before its position.
@@ -134,7 +138,8 @@ def reached(warehouse: Warehouse) -> SnapshotPosition | None:
     if position is None:
         return None
     at = SnapshotPosition(position.landing_id, position.offsets, batch_id)
-    return None if _is_ahead(warehouse, at) else at
+    is_new = (at.landing_id, at.batch_id) != (since.landing_id, since.batch_id)
+    return at if is_new and not _is_ahead(warehouse, at) else None
 
 
 def _is_ahead(warehouse: Warehouse, at: SnapshotPosition) -> bool:

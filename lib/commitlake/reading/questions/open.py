@@ -1,6 +1,6 @@
 """Pending transactions: first half messages without an end in their newest round.
 
-Maintenance saves the rows that were open when it ran (`open_rows`), so only messages that landed since are searched.
+The coordinator saves the open rows every two minutes (`open_rows`), so only messages that landed since are searched.
 """
 
 from __future__ import annotations
