@@ -13,6 +13,7 @@ import faulthandler
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,8 @@ def coordinate(spark: SparkSession, settings: Config, plan: Plan, jvm: int) -> s
                 maintain(spark, settings)
         except (CommitLakeError, PySparkException, OSError) as error:
             return f"error: {type(error).__name__}: {root_reason(error)}".replace("\n", " ")
+        except Exception:  # a defect: a test shows how a run ended, and nothing else of its output
+            return f"error: {traceback.format_exc()}".replace("\n", " ")
     return "clean"
 
 

@@ -49,7 +49,7 @@ def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool |
 
 def _commit(files: FileSystem, version: int) -> list[dict[str, Any]] | None:
     text = files.read(f"_delta_log/{file_name(version)}")
-    return None if text is None else [json.loads(line) for line in text.splitlines() if line]
+    return None if text is None else [json.loads(line) for line in text.split("\n") if line]
 
 
 def _paths(actions: list[dict[str, Any]], kind: str) -> Iterator[str]:
