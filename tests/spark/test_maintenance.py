@@ -29,7 +29,7 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.maintenance import run as maintenance_run
 from commitlake.coordinator.maintenance.run import Maintenance, Pause, at_intervals
-from commitlake.coordinator.recovery import fencing, rebuild
+from commitlake.coordinator.recovery import fencing, rebuild, snapshot
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.encoding import Position
 from commitlake.tables import TABLES, Warehouse, topic_table
@@ -359,7 +359,7 @@ def test_few_records_are_joined_by_plain_settings_and_a_history_by_its_own(
         return own.read("open_rows")
 
     monkeypatch.setattr(rebuild, "open_rows", open_rows)
-    monkeypatch.setattr(rebuild.snapshot, "save", lambda *_: None)
+    monkeypatch.setattr(snapshot, "save", lambda *_: None)
     tidy = maintenance(spark, copied)
     tidy.save_open_rows()
     monkeypatch.setattr(rebuild, "_SMALL", -1)

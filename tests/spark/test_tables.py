@@ -263,3 +263,20 @@ def test_an_append_outside_utc_rebuilds_no_state_of_its_table(spark: SparkSessio
         assert not log.unsafeVolatileSnapshot().stateReconstructionTriggered()
     finally:
         zones.setDefault(before)
+
+
+@pytest.mark.parametrize("text", ["hourly", "token", "the secret"])
+def test_a_property_is_read_as_it_was_set_whatever_it_says(warehouse: Warehouse, text: str) -> None:
+    """Spark hides values that look like a secret or a URL, and a random id of Kafka's may."""
+    warehouse.set_property("half", "commitlake.test", text)
+    assert warehouse.property("half", "commitlake.test") == text
+
+
+def test_a_topic_of_a_catalog_has_its_name_whatever_it_says(spark: SparkSession) -> None:
+    spark.sql("CREATE DATABASE hidden_names")
+    try:
+        tables = Warehouse(spark, "schema:spark_catalog.hidden_names")
+        tables.ensure_topic("HourlyOrders")
+        assert list(tables._catalog_topics()) == ["HourlyOrders"]
+    finally:
+        spark.sql("DROP DATABASE hidden_names CASCADE")

@@ -30,7 +30,7 @@ from commitlake.spark.session import is_classic
 from commitlake.tables import commits, direct_append, kept_versions, small_files, together
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
-from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
+from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, properties_of
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES, TOPIC
@@ -340,7 +340,7 @@ class Warehouse:
 
     def property(self, name: str, key: str) -> str | None:
         """A table property, None when it is not set."""
-        return self._properties(self._in_sql(name)).get(key)
+        return properties_of(self.table(name)).get(key)
 
     def version(self, name: str) -> int:
         """Number of the newest commit."""
@@ -387,14 +387,13 @@ class Warehouse:
     def _in_sql(self, name: str) -> str:
         return self.locate(name) if self._in_catalog else f"delta.`{self.locate(name)}`"
 
-    def _properties(self, sql_name: str) -> dict[str, str]:
-        return {row["key"]: row["value"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {sql_name}").collect()}
-
     def _history(self, name: str, limit: int) -> Any:
         return self.table(name).history(limit).select("version", "userMetadata").collect()
 
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)
         for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
-            properties = self._properties(f"{schema}.`{row['tableName']}`")
-            yield properties.get(_TOPIC) or topic_names.from_path_name(row["tableName"].removeprefix("topic_"))
+            found = DeltaTable.forName(self.spark, f"{schema}.`{row['tableName']}`")
+            yield properties_of(found).get(_TOPIC) or topic_names.from_path_name(
+                row["tableName"].removeprefix("topic_")
+            )
