@@ -1,7 +1,7 @@
 """Which tests a change needs beyond the short run: `python -m tests.changed` prints their files.
 
 What differs from the last commit on main counts, and what is not committed. Tests in tests/unit and tests/property
-are in the short run, so `TESTS` has the others. `tests/unit/test_changed.py` keeps it.
+are in the short run, so `TESTS` has the others. `tests/unit/test_contributing.py` keeps it.
 """
 
 from __future__ import annotations
