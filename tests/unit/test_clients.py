@@ -1,14 +1,20 @@
+"""Options of Kafka's clients, which of their errors are refusals, and ids of embedded brokers."""
+
 from __future__ import annotations
 
+import base64
+import re
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException, Producer
+from kafka import errors as kafka_errors
 
 from commitlake import config
 from commitlake.errors import ConfigError
-from commitlake.kafka import clients
-from commitlake.kafka.refusals import Client
+from commitlake.kafka import clients, embedded
+from commitlake.kafka.admin_client import explain
+from commitlake.kafka.refusals import Client, is_refusal
 
 JAAS = r'org.apache.kafka.common.security.scram.ScramLoginModule required username="app" password="a\"b;c";'
 
@@ -160,3 +166,53 @@ def test_the_longest_pause_between_tries_to_connect_is_never_below_the_first() -
     assert clients.python_options(kafka(reconnect_backoff_ms="2000"))["reconnect_backoff_max_ms"] == 2_000
     both = kafka(reconnect_backoff_ms="2000", reconnect_backoff_max_ms="3000")
     assert clients.python_options(both)["reconnect_backoff_max_ms"] == 3_000
+
+
+KAFKA = config.from_mapping(
+    {
+        "kafka": {
+            "bootstrap_servers": "a:1",
+            "options": {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "PLAIN",
+                "sasl.jaas.config": 'x required username="app" password="hunter2";',
+            },
+        }
+    }
+).kafka
+INIT = "Unexpected error in InitProducerIdResponse: [Error 31] ClusterAuthorizationFailedError"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            kafka_errors.TopicAuthorizationFailedError("commitlake.half"),
+            "the user app access.*commitlake.half.*Kafka ACLs",
+        ),
+        (kafka_errors.GroupAuthorizationFailedError("commitlake.check.g"), "the user app access.*check.g.*Kafka ACLs"),
+        (kafka_errors.KafkaError(INIT), "the user app access.*Kafka ACLs"),
+        (kafka_errors.SaslAuthenticationFailedError("no"), "refuses this client.*sasl.jaas.config"),
+        (
+            kafka_errors.KafkaConnectionError("Handshake failed: [SSL: X] y"),
+            "no TLS with Kafka.*ssl.truststore.location",
+        ),
+    ],
+)
+def test_a_refusal_is_explained_without_the_password(error: Exception, expected: str) -> None:
+    assert is_refusal(error)
+    text = explain(KAFKA, error)
+    assert re.search(expected, text)
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("error", [kafka_errors.KafkaTimeoutError("late"), ConnectionRefusedError(111, "refused")])
+def test_a_transient_error_is_no_refusal(error: Exception) -> None:
+    assert not is_refusal(error)
+    assert "kafka.bootstrap_servers" in explain(KAFKA, error)
+
+
+def test_a_cluster_id_is_never_taken_for_an_option() -> None:
+    ids = [embedded._new_id() for _ in range(2_000)]  # drawn only once, 31 of them would begin with "-"
+    assert not [id_ for id_ in ids if id_.startswith("-")]
+    assert {len(base64.urlsafe_b64decode(id_ + "==")) for id_ in ids} == {16}

@@ -1,10 +1,12 @@
-"""The documents match the code: tables, keys and vectors, links, and names of things that exist."""
+"""The documents match the code: tables, keys and vectors, links, names of things that exist, and the site."""
 
 from __future__ import annotations
 
 import re
 import runpy
 import sqlite3
+import subprocess
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 import commitlake
-from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer
+from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer, errors, testing
 from commitlake.config.keys import KEYS
 from commitlake.protocol import version
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
@@ -198,3 +200,27 @@ def test_a_version_is_one_of_development_until_the_changelog_has_a_section_for_i
 
 def test_the_contract_has_the_version_that_a_start_writes_down() -> None:
     assert CONTRACT.startswith(f"# The contract (version {version.CONTRACT})\n")
+
+
+ROOT = Path(__file__).parents[2]
+NAMES = {f"commitlake.{name}" for name in set(commitlake.__all__) - {"__version__"} - set(errors.__all__)}
+
+
+def test_the_api_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    listed = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
+    assert sorted(listed) == sorted({"commitlake.errors", "commitlake.testing", *NAMES})
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install -e '.[docs]' -c constraints.txt")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "conf/mkdocs.yml", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "reference" / "api" / "index.html").read_text()
+    named = NAMES | {f"commitlake.errors.{name}" for name in errors.__all__}
+    named |= {f"commitlake.testing.{name}" for name in testing.__all__}
+    assert {name for name in named if f'id="{name}"' not in reference} == set()
+    raw = re.compile(r"<p>(- |\d\. |\| |```)")  # Markdown that GitHub reads and the site does not
+    assert [page for page in tmp_path.rglob("*.html") if raw.search(page.read_text())] == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import KafkaError
 from commitlake.spark import log_lines, process
 
@@ -78,3 +79,39 @@ def test_a_clean_stop_tells_of_no_task_that_it_has_killed(message: str, is_told:
     lines = (Path(log_lines.__file__).parent / "log4j2.properties").read_text().splitlines()
     (pattern,) = [line.partition(" = ")[2] for line in lines if line.startswith("appender.stderr.filter.ended.regex")]
     assert (re.fullmatch(pattern, message) is None) == is_told
+
+
+def test_a_round_is_a_line_of_the_log_with_fields_for_programs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="commitlake")
+    rounds = RoundLog(1_000)
+    rounds.add(10, 0.5, 1.25)
+    assert caplog.messages == ["round: 10 records, classified in 0.50 s, visible 1.25 s later"]
+    line = json.loads(log_lines.JsonLines().format(caplog.records[0]))
+    assert line.items() >= {"event": "round", "records": 10, "classify_s": 0.5, "write_s": 1.25}.items()
+    assert rounds.count == 1
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(message.startswith("falling behind: ") for message in caplog.messages)
+
+
+def test_three_rounds_in_a_row_that_are_too_long_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = RoundLog(1_000)
+    for took in (11.0, 11.0, 9.0, 11.0, 11.0):
+        rounds.add(1, took, 0.0)
+    assert warnings(caplog) == 0
+    rounds.add(1, 5.0, 6.0)
+    assert warnings(caplog) == 1
+    rounds.add(1, 11.0, 0.0)
+    assert warnings(caplog) == 1
+
+
+def test_a_long_interval_allows_long_rounds_and_an_idle_look_ends_a_row(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = RoundLog(10_000)
+    for _ in range(5):
+        rounds.add(1, 40.0, 0.0)
+    for _ in range(5):
+        rounds.add(1, 60.0, 0.0)
+        rounds.add(1, 60.0, 0.0)
+        rounds.idle()
+    assert warnings(caplog) == 0

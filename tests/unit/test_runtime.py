@@ -1,3 +1,5 @@
+"""What a start runs on: Java and Spark, its jars and class archive, an operator's own arguments, a cluster."""
+
 from __future__ import annotations
 
 import os
@@ -5,12 +7,16 @@ import signal
 import stat
 import subprocess
 import sys
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.support.killing import ENVIRONMENT
 
-from commitlake.errors import SetupError
-from commitlake.spark import runtime
+from commitlake import config
+from commitlake.errors import ConfigError, SetupError
+from commitlake.spark import class_archive, cluster, executors, given, runtime, session
 
 SCRIPT = Path(__file__).parents[2] / "spark-submit.sh"
 LIBRARY = {**os.environ, "PYTHONPATH": str(SCRIPT.with_name("lib"))}
@@ -214,3 +220,208 @@ def test_where_java_has_ended_by_itself_the_drivers_python_ends_too(tmp_path: Pa
     driver.kill()
     driver.wait()
     assert gone == -signal.SIGKILL
+
+
+JAVA = "/usr/bin/java"
+JARS = ["/jars/a.jar", "/jars/b.jar"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(class_archive.MAKE, raising=False)
+
+
+def test_without_an_archive_java_gets_no_option() -> None:
+    assert class_archive.java_options(JAVA, JARS) == []
+
+
+def test_with_an_archive_java_uses_it_and_says_nothing_of_it() -> None:
+    class_archive.path(JAVA, JARS).touch()
+    first, *others = class_archive.java_options(JAVA, JARS)
+    assert first == f"-XX:SharedArchiveFile={class_archive.path(JAVA, JARS)}"
+    assert "-Xshare:auto" in others, "a Java that can't use it must start all the same"
+
+
+def test_other_jars_have_another_archive() -> None:
+    assert class_archive.path(JAVA, JARS) != class_archive.path(JAVA, JARS[:1])
+
+
+def test_making_one_never_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class_archive.path(JAVA, JARS).touch()
+    monkeypatch.setenv(class_archive.MAKE, "/new.jsa")
+    assert class_archive.java_options(JAVA, JARS)[0] == "-XX:ArchiveClassesAtExit=/new.jsa"
+
+
+def test_the_class_path_has_no_jar_that_spark_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["/ivy/io.delta_delta-spark_4.0_2.13-4.3.1.jar", "/ivy/org.slf4j_slf4j-api-1.7.36.jar"]
+    monkeypatch.setattr(runtime, "jars", lambda _: found)
+    assert session.jars_of_one_machine() == found[:1]
+
+
+OWN = {"spark.jars": "/delta.jar", "spark.driver.extraJavaOptions": "-Xss8m", "spark.sql.shuffle.partitions": "2"}
+
+
+def merged(home: Path, *words: str, own: Mapping[str, str] = OWN) -> dict[str, str]:
+    found = given.arguments(own, words, home)
+    return given.settings(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--jars", "/s3.jar"],
+        ["--jars=/s3.jar"],
+        ["--conf", "spark.jars=/s3.jar"],
+        ["--conf=spark.jars=/s3.jar"],
+        ["-c", "spark.jars=/s3.jar"],
+    ],
+)
+def test_jars_are_added_however_they_are_given(tmp_path: Path, words: list[str]) -> None:
+    assert merged(tmp_path, *words)["spark.jars"] == "/delta.jar,/s3.jar"
+
+
+def test_packages_stand_beside_the_jars(tmp_path: Path) -> None:
+    found = merged(tmp_path, "--packages", "org.apache.hadoop:hadoop-aws:3.4.1")
+    assert found["spark.jars"] == "/delta.jar"
+    assert found["spark.jars.packages"] == "org.apache.hadoop:hadoop-aws:3.4.1"
+
+
+def test_java_options_come_last_so_that_they_win(tmp_path: Path) -> None:
+    found = merged(tmp_path, "--driver-java-options", "-Xss2m -Dx=y")
+    assert found["spark.driver.extraJavaOptions"] == "-Xss8m -Xss2m -Dx=y"
+
+
+def test_of_a_plain_setting_the_operators_value_counts(tmp_path: Path) -> None:
+    assert merged(tmp_path, "--conf", "spark.sql.shuffle.partitions=64")["spark.sql.shuffle.partitions"] == "64"
+
+
+def test_other_words_stay_as_they_are(tmp_path: Path) -> None:
+    words = ["--verbose", "--num-executors", "4", "--jars", "/a.jar", "--queue=nightly"]
+    found = given.arguments({}, words, tmp_path)
+    assert found == ["--conf", "spark.jars=/a.jar", "--verbose", "--num-executors", "4", "--queue=nightly"]
+
+
+def test_lists_in_sparks_own_defaults_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    (tmp_path / "conf").mkdir()
+    lines = ["# a comment", "spark.jars   /site.jar", "spark.executor.memory=4g", "spark.sql.shuffle.partitions: 9", ""]
+    (tmp_path / "conf" / "spark-defaults.conf").write_text("\n".join(lines))
+    found = merged(tmp_path, "--jars", "/s3.jar")
+    assert found["spark.jars"] == "/delta.jar,/site.jar,/s3.jar"
+    assert "spark.executor.memory" not in found, "spark-submit reads the file itself"
+    assert found["spark.sql.shuffle.partitions"] == "2"
+
+
+def test_an_option_without_its_value_is_left_to_spark_submit(tmp_path: Path) -> None:
+    assert given.arguments({}, ["--jars"], tmp_path) == ["--jars"]
+
+
+MASTER = "spark://spark-1.example.com:7077"
+PLACES = {"warehouse": "hdfs://name/lake", "checkpoints": "hdfs://name/checkpoints"}
+BROKER = {"kafka.bootstrap_servers": "kafka-1.example.com:9092"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"warehouse": "/lake"}, "warehouse: /lake is a directory of the driver's machine"),
+        ({"warehouse": "file:///lake"}, "warehouse: file:///lake is a directory of the driver's machine"),
+        ({"checkpoints": "/scratch"}, "checkpoints: /scratch is a directory of the driver's machine"),
+        ({"kafka.bootstrap_servers": "embedded"}, "'embedded' is not allowed with the master spark://"),
+    ],
+)
+def test_what_only_the_driver_sees_is_refused_with_a_remote_master(changes: dict[str, object], named: str) -> None:
+    conf = config.from_mapping({**PLACES, **BROKER, **changes})
+    with pytest.raises(ConfigError, match="use the master local"):
+        cluster._refuse_local_places(conf, MASTER)
+    with pytest.raises(ConfigError) as caught:
+        cluster._refuse_local_places(conf, MASTER)
+    assert named in str(caught.value)
+
+
+def test_places_that_all_see_pass() -> None:
+    cluster._refuse_local_places(config.from_mapping({**PLACES, **BROKER}), MASTER)
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]"])
+def test_local_masters_are_one_machine(master: str) -> None:
+    assert session.is_one_machine(master)
+
+
+@pytest.mark.parametrize("master", [MASTER, "yarn", "k8s://https://host:443", "local-cluster[2,1,1024]"])
+def test_other_masters_have_executors_of_their_own(master: str) -> None:
+    assert not session.is_one_machine(master)
+
+
+@pytest.mark.parametrize("address", ["localhost:9092", "127.0.0.1:9092", "127.1.2.3:9092", "[::1]:9092"])
+def test_loopback_addresses_are_known(address: str) -> None:
+    assert cluster._is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["kafka:9092", "10.0.0.1:9092", "localhost.example.com:9092", "[2001:db8::1]:9092"])
+def test_other_addresses_are_not_loopback(address: str) -> None:
+    assert not cluster._is_loopback(address)
+
+
+@pytest.mark.parametrize("version", ["4.0.5", "4.0.11", "4.1.4", "4.2.0", "4.2.1"])
+def test_spark_4_0_to_4_2_pass(version: str) -> None:
+    runtime.check_spark(version)
+
+
+@pytest.mark.parametrize(("version", "first"), [("4.0.0", "4.0.5"), ("4.0.4", "4.0.5"), ("4.1.3", "4.1.4")])
+def test_a_spark_that_fails_with_the_newest_pyarrow_is_refused_beside_it(
+    monkeypatch: pytest.MonkeyPatch, version: str, first: str
+) -> None:
+    """Its stateful queries die of a TypeError, with the first rows."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "26.0.1")
+    with pytest.raises(SetupError, match=rf"Spark {version} fails with pyarrow 26.0.1; use Spark {first} or newer, or"):
+        runtime.check_spark(version)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "25.0.1")
+    runtime.check_spark(version)
+
+
+@pytest.mark.parametrize("version", ["3.5.9", "4.3.0", "4.10.0", "5.0.0"])
+def test_another_spark_is_refused_by_name(version: str) -> None:
+    with pytest.raises(SetupError, match=rf"this is Spark {version} at /opt/spark; CommitLake runs"):
+        runtime.check_spark(version, " at /opt/spark")
+
+
+def test_the_home_of_another_spark_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(SetupError, match=rf"this is Spark 3.5.1 at {tmp_path}"):
+        runtime.packages()
+
+
+@pytest.mark.parametrize(("version", "delta"), [("4.0.5", "_4.0_"), ("4.1.4", "_4.1_"), ("4.2.0", "_4.2_")])
+def test_delta_and_connector_are_those_of_the_spark_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, delta: str
+) -> None:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_2.13-{version}.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.delenv("COMMITLAKE_PACKAGES", raising=False)
+    assert f"io.delta:delta-spark{delta}2.13" in runtime.packages()[0]
+    assert f"spark-sql-kafka-0-10_2.13:{version[:3]}" in runtime.packages()[1]
+
+
+def test_executors_get_the_packages_of_the_driver_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(executors, "_SHIPPED", ("pytz", "a-package-that-is-not-there"))
+    made = executors.archive()
+    with tarfile.open(made) as packed:
+        assert "pytz/__init__.py" in packed.getnames()
+    written = made.stat().st_mtime_ns
+    assert executors.archive() == made
+    assert made.stat().st_mtime_ns == written
+    assert executors.settings()["spark.archives"] == f"{made}#{executors.DIRECTORY}"
+
+
+def test_what_executors_import_needs_neither_delta_nor_a_kafka_client() -> None:
+    imported = "import sys, commitlake.coordinator.coordination.state"
+    code = f"{imported}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert {"numpy", "pandas"} <= set(done.stdout.split())
+    assert {"delta", "kafka", "yaml", "typer"} & set(done.stdout.split()) == set()
