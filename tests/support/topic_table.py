@@ -1,4 +1,4 @@
-"""Topic tables for tests of consumers, written by deltalake as a coordinator lays them out."""
+"""Tables for tests without Spark, written by deltalake: those of topics as a coordinator lays them out, and its own."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from commitlake.tables import TOPIC
+from commitlake.tables import TABLES, TOPIC
 
-_KINDS = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string(), "binary": pa.binary()}
-_KINDS |= {"timestamp": pa.timestamp("us", "UTC"), "map<string,string>": pa.map_(pa.string(), pa.string())}
-SCHEMA = pa.schema([(field.name, _KINDS[field.dataType.simpleString()]) for field in TOPIC.schema])
+AT = 1_767_225_600_000_000
+"""The begin of 2026, us since epoch."""
+SCHEMA = to_arrow_schema(TOPIC.schema, timestamp_utc=True)
 
 
 def message(number: int, *, batch: int | None = None, queue: int = 0, **more: Any) -> dict[str, Any]:
     """One row: of a transaction where `batch` is given, else a normal message."""
     source = "messages" if batch is None else "half"
-    at = 1_767_225_600_000_000 + number * 1_000
+    at = AT + number * 1_000
     return {
         "queue_id": queue,
         "message_id": f"m{number}",
@@ -56,3 +57,19 @@ def table(rows: Iterable[dict[str, Any]]) -> pa.Table:
 def compact(warehouse: Path, topic: str) -> None:
     """Make few files of many, as maintenance does."""
     DeltaTable(str(warehouse / "topics" / topic)).optimize.compact()
+
+
+def written(warehouse: Path, name: str, *rows: dict[str, Any]) -> None:
+    """Append rows to one of the coordinator's own tables; what a row does not name is NULL."""
+    schema = to_arrow_schema(TABLES[name].schema, timestamp_utc=True)
+    table = pa.Table.from_pylist([{**dict.fromkeys(schema.names), **row} for row in rows], schema)
+    write_deltalake(str(warehouse / name), table, mode="append")
+
+
+def half(offset: int, keys: str, **more: Any) -> dict[str, Any]:
+    """A row of `half`, of a transaction with one half message."""
+    return {
+        **{"queue": 0, "queue_offset": offset, "first_queue": 0, "first_offset": offset, "topic": "orders"},
+        **{"transaction_id": f"t{offset}", "message_id": f"m{offset}", "producer_group": "shop", "keys": keys},
+        **{"stored_at": AT + offset, **more},
+    }

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support import postgres, table_features
+from tests.support.topic_table import half as row_of_half
+from tests.support.topic_table import written
 
 from commitlake.clients.delta.properties import DEADLINE, TABLES
 from commitlake.config import from_mapping
@@ -138,37 +140,35 @@ def warehouse(tmp_path: Path) -> Path:
     """Six transactions with a check out, one that was not checked, one of another group; half an hour old."""
     place = tmp_path / "warehouse"
     old = time.time_ns() // 1_000 - 30 * 60_000_000
-    names = ["paid", "cancelled", "absent", "open", "both", "twice", "unchecked", "foreign"]
-    stamp = pa.array([old] * 8, pa.timestamp("us", "UTC"))
-    offsets = pa.array(range(8), pa.int64())
-    zero = pa.array([0] * 8, pa.int32())
-    half = {
-        "queue": zero, "queue_offset": offsets, "first_queue": zero, "first_offset": offsets,
-        "transaction_id": names, "message_id": names, "keys": names, "tags": pa.nulls(8, pa.string()),
-        "producer_group": ["g"] * 7 + ["other"], "topic": ["orders"] * 8, "stored_at": stamp,
-        "properties": pa.array([[("shop", "1")]] * 8, pa.map_(pa.string(), pa.string())),
-    }  # fmt: skip
-    write_deltalake(str(place / "half"), pa.table(half))
-    asked = {
-        "queue": zero.slice(0, 7), "round": zero.slice(0, 7),
-        "half_offset": pa.array([0, 1, 2, 3, 4, 5, 7], pa.int64()),
-        "check_no": pa.array([2, 1, 1, 1, 1, 1, 1], pa.int32()), "requested_at": stamp.slice(0, 7),
-    }  # fmt: skip
-    write_deltalake(str(place / "checks"), pa.table(asked))
-    ended = [("queue", pa.int32()), ("half_offset", pa.int64()), ("round", pa.int32())]
-    ended += [("transaction_id", pa.string()), ("stored_at", pa.timestamp("us", "UTC"))]
-    reentries = [("queue", pa.int32()), ("offset", pa.int64()), ("kind", pa.int32()), ("round", pa.int32())]
-    reentries += [("since", pa.int64())]
-    nexts = pa.list_(pa.struct([("source", pa.string()), ("partition", pa.int32()), ("next", pa.int64())]))
-    empty = {
-        "transactions": ended,
-        "reentries": reentries,
-        "open_rows": [*reentries, ("landing_id", pa.int64())],
-        "positions": [("landing_id", pa.int64()), ("offsets", nexts)],
-    }
-    for name, columns in empty.items():
-        DeltaTable.create(str(place / name), pa.schema(columns))
+    own = {"tags": None, "stored_at": old, "properties": [("shop", "1")]}
+    groups = {"foreign": "other"}
+    rows = [
+        row_of_half(at, name, transaction_id=name, message_id=name, producer_group=groups.get(name, "g"), **own)
+        for at, name in enumerate(["paid", "cancelled", "absent", "open", "both", "twice", "unchecked", "foreign"])
+    ]
+    written(place, "half", *rows)
+    asked = {"queue": 0, "round": 0, "requested_at": old}
+    numbers = {0: 2, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 7: 1}
+    written(place, "checks", *({**asked, "half_offset": at, "check_no": no} for at, no in numbers.items()))
+    for name in ("transactions", "reentries", "open_rows", "positions"):
+        written(place, name)
     return place
+
+
+def with_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
+def decisions(warehouse: Path, given: dict[str, str]) -> dict[str, str]:
+    """What the rule of the group g decides, by transaction."""
+    (rule,) = resolver_of(warehouse, given).rules
+    with opened(str(warehouse)) as tables:
+        open_transactions.make(tables)
+        return {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
+
+
+def resolver_of(warehouse: Path, given: dict[str, str]) -> Resolver:
+    return Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK)
 
 
 def business(place: Path) -> str:
@@ -187,9 +187,8 @@ def test_a_rule_decides_what_its_table_knows_and_leaves_the_rest(warehouse: Path
         "commit": "state IN ('PAID', 'BOTH')",
         "rollback": "state IN ('CANCELLED', 'BOTH') OR (absent AND age > '10m')",
     }
-    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": given}})
-    (rule,) = Resolver(conf, CLOCK).rules
-    with opened(conf.warehouse) as tables:
+    (rule,) = resolver_of(warehouse, given).rules
+    with opened(str(warehouse)) as tables:
         open_transactions.make(tables)
         found = {
             row["transaction_id"]: (row["decision"], row["checks"]) for row in decided(tables, rule, CLOCK.now_ms())
@@ -215,25 +214,22 @@ def test_where_the_table_has_no_row_only_absent_and_age_hold(
 ) -> None:
     write_deltalake(str(tmp_path / "orders"), pa.table({"id": ["paid"], "state": pa.nulls(1, pa.string())}))
     given = {"table": f"delta:{tmp_path / 'orders'}", "match": "keys = id", end: condition}
-    (rule,) = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK).rules
-    with opened(str(warehouse)) as tables:
-        open_transactions.make(tables)
-        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
-    assert found == {"paid": end.upper()}
+    assert decisions(warehouse, given) == {"paid": end.upper()}
 
 
 def test_a_row_that_the_table_deleted_by_a_vector_is_absent(warehouse: Path, tmp_path: Path) -> None:
     given = {**GIVEN, "table": business(tmp_path / "orders")}
     table_features.delete(tmp_path / "orders", [0])
-    (rule,) = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK).rules
-    with opened(str(warehouse)) as tables:
-        open_transactions.make(tables)
-        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
-    assert found == {"paid": "ROLLBACK", "cancelled": "ROLLBACK", "absent": "ROLLBACK", "twice": "COMMIT"}
+    assert decisions(warehouse, given) == {
+        "paid": "ROLLBACK",
+        "cancelled": "ROLLBACK",
+        "absent": "ROLLBACK",
+        "twice": "COMMIT",
+    }
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[str]:
+def server() -> Iterator[str]:
     with postgres.server() as address:
         postgres.execute(
             address,
@@ -243,6 +239,13 @@ def database() -> Iterator[str]:
             "('both', 'BOTH', 11), ('twice', 'PAID', 10.49), ('unchecked', 'PAID', 20), ('foreign', 'PAID', 20)",
         )
         yield address
+
+
+@pytest.fixture
+def database(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its address, where the environment has the password."""
+    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    return server
 
 
 def rule_of_database(address: str, **changes: str) -> dict[str, str]:
@@ -256,30 +259,20 @@ def rule_of_database(address: str, **changes: str) -> dict[str, str]:
     }
 
 
-def test_a_table_of_postgresql_decides_too(warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
-    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database)}})
-    (rule,) = Resolver(conf, CLOCK).rules
-    with opened(conf.warehouse) as tables:
-        open_transactions.make(tables)
-        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
-    assert found == {"paid": "COMMIT", "cancelled": "ROLLBACK", "absent": "ROLLBACK"}
-    assert postgres.PASSWORD not in conf.describe()
+def test_a_table_of_postgresql_decides_too(warehouse: Path, database: str) -> None:
+    given = rule_of_database(database)
+    assert decisions(warehouse, given) == {"paid": "COMMIT", "cancelled": "ROLLBACK", "absent": "ROLLBACK"}
+    assert postgres.PASSWORD not in from_mapping({"checks": {"g": given}}).describe()
 
 
 def test_a_key_that_postgresql_can_not_hold_leaves_its_transaction_open_only(
-    warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    warehouse: Path, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
     half = DeltaTable(str(warehouse / "half")).to_pyarrow_table()
     keys = [{"absent": "a\0b", "open": "x" * 9_000_000}.get(name, name) for name in half["keys"].to_pylist()]
-    write_deltalake(str(warehouse / "half"), half.set_column(6, "keys", pa.array(keys)), mode="overwrite")
-    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database)}})
-    (rule,) = Resolver(conf, CLOCK).rules
+    write_deltalake(str(warehouse / "half"), with_column(half, "keys", pa.array(keys)), mode="overwrite")
     caplog.set_level(logging.WARNING, logger="commitlake")
-    with opened(conf.warehouse) as tables:
-        open_transactions.make(tables)
-        found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
+    found = decisions(warehouse, rule_of_database(database))
     assert found == {"paid": "COMMIT", "cancelled": "ROLLBACK", "open": "ROLLBACK"}
     (told,) = caplog.messages
     assert told.startswith("the transaction absent stays open: its key 'a\\x00b' has a NUL")
@@ -298,13 +291,11 @@ def test_a_key_that_postgresql_can_not_hold_leaves_its_transaction_open_only(
 def test_a_database_that_does_not_answer_is_told_without_secrets(
     warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], told: str
 ) -> None:
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
     monkeypatch.setenv("WRONG_PASSWORD", "not the one")
     given = {name: text.format(database) for name, text in changes.items()}
-    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database, **given)}})
-    for ask in (Resolver(conf, CLOCK).once, Resolver(conf, CLOCK).look):
+    for ask in ("once", "look"):
         with pytest.raises(CommitLakeError) as refused:
-            ask()
+            getattr(resolver_of(warehouse, rule_of_database(database, **given)), ask)()
         assert told in str(refused.value)
     shown = "".join(traceback.format_exception(refused.value))
     assert postgres.PASSWORD not in shown
@@ -312,9 +303,8 @@ def test_a_database_that_does_not_answer_is_told_without_secrets(
 
 
 def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
-    warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    warehouse: Path, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
     with postgres.connected(database) as running, running.cursor() as cursor:
         cursor.execute(take := f"SELECT {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text")
         committed = xact(*cursor.fetchone())
@@ -333,10 +323,9 @@ def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
         names = half["transaction_id"].to_pylist()
         properties = [[(TRANSACTION, told[name])] if name in told else [] for name in names]
         column = pa.array(properties, pa.map_(pa.string(), pa.string()))
-        at = half.schema.get_field_index("properties")
-        write_deltalake(str(warehouse / "half"), half.set_column(at, "properties", column), mode="overwrite")
+        write_deltalake(str(warehouse / "half"), with_column(half, "properties", column), mode="overwrite")
         given = {"database": f"postgresql://{database}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
-        resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK)
+        resolver = resolver_of(warehouse, given)
         caplog.set_level(logging.WARNING, logger="commitlake")
         with opened(str(warehouse)) as tables:
             open_transactions.make(tables)
@@ -405,19 +394,18 @@ def test_rules_that_look_together_work_out_what_is_open_once(
 def test_a_table_that_somebody_has_locked_is_told(
     warehouse: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
     monkeypatch.setitem(database_rules._PATIENCE, "options", "-c lock_timeout=200")
-    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database)}})
+    resolver = resolver_of(warehouse, rule_of_database(database))
     with postgres.connected(database) as holder, holder.cursor() as cursor:
         cursor.execute("LOCK TABLE orders")
         with pytest.raises(CommitLakeError, match="lock timeout"):
-            Resolver(conf, CLOCK).once()
+            resolver.once()
 
 
 @pytest.mark.parametrize(("password", "warnings"), [(None, 1), (postgres.PASSWORD, 0)], ids=["unset", "right"])
 def test_a_database_is_asked_at_the_start_when_nothing_is_due(
     tmp_path: Path,
-    database: str,
+    server: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     password: str | None,
@@ -425,11 +413,11 @@ def test_a_database_is_asked_at_the_start_when_nothing_is_due(
 ) -> None:
     if password:
         monkeypatch.setenv("SHOP_PASSWORD", password)
-    given = {"database": f"postgresql://{database}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
+    given = {"database": f"postgresql://{server}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
     ended = threading.Event()
     ended.set()
     caplog.set_level(logging.WARNING, logger="commitlake")
-    Resolver(from_mapping({"warehouse": str(tmp_path), "checks": {"g": given}}), CLOCK).run(ended)
+    resolver_of(tmp_path, given).run(ended)
     told = "the rule checks.g answers nothing now: checks.g.password: the environment variable SHOP_PASSWORD is not set"
     assert [each.startswith(told) for each in caplog.messages] == [True] * warnings
 
@@ -459,7 +447,7 @@ def test_an_answer_is_sent_once_but_again_when_that_failed(
     warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {**GIVEN, "table": business(tmp_path / "orders")}
-    resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK)
+    resolver = resolver_of(warehouse, given)
     sends: list[int] = []
 
     def send(rule: CheckRule, rows: list[Any]) -> Counter[str]:
@@ -488,15 +476,10 @@ def test_the_doctor_asks_each_rule_and_sends_nothing(warehouse: Path, tmp_path: 
                 found.append(doctor.Diagnosis("rules", False, str(error)))
     assert [each.is_well for each in found] == [True, False, False]
     assert found[0].detail == "g answers 4 now"
-    assert "compare columns that delta:" in found[1].detail
+    assert re.match(r"checks.g: Binder Error.*paid.*compare columns that delta:", found[1].detail)
+    with pytest.raises(ConfigError, match="compare columns"):
+        resolver_of(warehouse, {**given, "commit": "paid = 1"}).once()
     assert "nowhere" in found[2].detail
-
-
-def test_a_column_that_the_table_has_not_is_told(warehouse: Path, tmp_path: Path) -> None:
-    given = {**GIVEN, "table": business(tmp_path / "orders"), "commit": "paid = 1"}
-    conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": given}})
-    with pytest.raises(ConfigError, match=r"checks.g: Binder Error.*paid.*compare columns that delta:"):
-        Resolver(conf, CLOCK).once()
 
 
 @pytest.mark.parametrize("kind", ["table", "delta-log"])
@@ -512,9 +495,8 @@ def test_a_driver_s_clock_that_is_a_day_ahead_decides_nothing(
         half = DeltaTable(str(warehouse / "half")).to_pyarrow_table()
         said = [(TABLES, json.dumps([place])), (DEADLINE, str(now // 10**6 + 3_600_000))]
         ids = pa.array([f"commitlake-tx-{number}" for number in range(8)])
-        half = half.set_column(half.schema.get_field_index("transaction_id"), "transaction_id", ids)
         column = pa.array([said] * 8, pa.map_(pa.string(), pa.string()))
-        half = half.set_column(half.schema.get_field_index("properties"), "properties", column)
+        half = with_column(with_column(half, "transaction_id", ids), "properties", column)
         write_deltalake(str(warehouse / "half"), half, mode="overwrite")
     conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": given}})
     with opened(conf.warehouse) as tables:  # the doctor has only the clock of its machine, and writes nothing

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from tests.support import topic_table
 from tests.support.killing import ENVIRONMENT
 from tests.support.small_disk import SmallDisk
-from tests.unit.test_find import half, written
+from tests.support.topic_table import half, written
 
 from commitlake.config import Config, disks, from_mapping
 from commitlake.errors import WarehouseError

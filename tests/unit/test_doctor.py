@@ -8,12 +8,12 @@ import socket
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from tests.support.holding import held
+from tests.support.topic_table import written
 from typer.testing import CliRunner
 
 from commitlake.config import Config, from_mapping
@@ -24,6 +24,7 @@ from commitlake.reading.questions import liveness
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.questions.transactions import Wanted
 from commitlake.reading.table import file_time_ms
+from commitlake.tables import TABLES
 from commitlake.tools import doctor
 from commitlake.tools.cli import bulk, health
 from commitlake.tools.cli.app import app
@@ -34,14 +35,10 @@ STARTED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Path:
     """A coordinator that started at noon and wrote last at five past."""
-    at = pa.timestamp("us", "UTC")
-    epochs = {
-        "epoch": pa.array([1, 2]), "host": ["h", "h"], "pid": pa.array([7, 8], pa.int32()), "version": ["1", "1"],
-        "started_at": pa.array([STARTED - timedelta(1), STARTED], at),
-    }  # fmt: skip
-    write_deltalake(str(tmp_path / "epochs"), pa.table(epochs))
-    batches = {"batch_id": pa.array([4]), "completed_at": pa.array([STARTED + timedelta(minutes=5)], at)}
-    write_deltalake(str(tmp_path / "batches"), pa.table(batches))
+    own = {"host": "h", "version": "1"}
+    first = {"epoch": 1, "pid": 7, "started_at": STARTED - timedelta(1), **own}
+    written(tmp_path, "epochs", first, {"epoch": 2, "pid": 8, "started_at": STARTED, **own})
+    written(tmp_path, "batches", {"batch_id": 4, "completed_at": STARTED + timedelta(minutes=5)})
     (tmp_path / JVM_LOCK).write_text("8")
     return tmp_path
 
@@ -101,9 +98,7 @@ def test_an_embedded_broker_is_looked_at_while_its_coordinator_runs_and_its_port
         raise KafkaError(config.kafka.bootstrap_servers)
 
     monkeypatch.setattr(doctor, "connect", away)
-    place = pa.struct({"source": pa.string(), "partition": pa.int32(), "next": pa.int64()})
-    positions = {"landing_id": pa.array([], pa.int64()), "offsets": pa.array([], pa.list_(place))}
-    write_deltalake(str(warehouse / "positions"), pa.table(positions))
+    written(warehouse, "positions")
     free, fixed = (from_mapping({"warehouse": str(warehouse), "kafka.embedded_port": port}) for port in (0, 19092))
     with opened(str(warehouse)) as tables:
         assert doctor._kafka(tables, fixed).detail == "embedded: it runs with its coordinator"
@@ -176,8 +171,7 @@ def test_an_intended_duplicate_is_no_reject(tmp_path: Path) -> None:
             return doctor._rejects(tables, conf)
 
     def reject(*reasons: str) -> None:
-        at = pa.array([datetime.now(UTC)] * len(reasons), pa.timestamp("us", "UTC"))
-        write_deltalake(str(tmp_path / "rejected"), pa.table({"rejected_at": at, "reason": [*reasons]}), mode="append")
+        written(tmp_path, "rejected", *({"rejected_at": datetime.now(UTC), "reason": each} for each in reasons))
 
     conf = from_mapping({"warehouse": str(tmp_path)})
     reject("DUPLICATE_OF", "DUPLICATE_OF")
@@ -187,12 +181,9 @@ def test_an_intended_duplicate_is_no_reject(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_no_text_is_shown_with_escapes(tmp_path: Path) -> None:
-    rejected: dict[str, Any] = {
-        "rejected_at": pa.array([STARTED] * 4, pa.timestamp("us", "UTC")), "reason": ["BAD_OP"] * 4,
-        "source": ["half"] * 4, "kafka_partition": pa.array([0] * 4, pa.int32()), "kafka_offset": pa.array(range(4)),
-        "key": pa.array([b"\xff\x00a", b"order-1", "Zürich\x1b".encode(), None], pa.binary()), "detail": ["x"] * 4,
-    }  # fmt: skip
-    write_deltalake(str(tmp_path / "rejected"), pa.table(rejected))
+    own = {"rejected_at": STARTED, "reason": "BAD_OP", "source": "half", "kafka_partition": 0, "detail": "x"}
+    keys = (b"\xff\x00a", b"order-1", "Zürich\x1b".encode(), None)
+    written(tmp_path, "rejected", *({**own, "kafka_offset": at, "key": key} for at, key in enumerate(keys)))
     done = CliRunner().invoke(app, ["rejected", f"--set=warehouse={tmp_path}"])
     assert done.exit_code == 0, done.output
     for key in (r"\\xFF\\x00a", "order-1", r"Zürich\x1b"):
@@ -201,22 +192,8 @@ def test_a_key_that_is_no_text_is_shown_with_escapes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["nonsense", "1 = 1; SELECT 1", "keys =", "no_such_column = 1"])
 def test_a_condition_that_makes_no_sense_is_one_short_error(tmp_path: Path, where: str) -> None:
-    schemas: dict[str, list[tuple[str, pa.DataType]]] = {
-        "half": [*((name, pa.int64()) for name in ("queue", "queue_offset", "first_queue", "first_offset"))],
-        "transactions": [("queue", pa.int64()), ("half_offset", pa.int64()), ("round", pa.int32())],
-        "checks": [*((name, pa.int32()) for name in ("queue", "half_offset", "round", "check_no"))],
-        "reentries": [
-            *((name, pa.int32()) for name in ("queue", "offset", "kind", "round", "part_queue", "part_offset"))
-        ],
-        "open_rows": [*((name, pa.int32()) for name in ("queue", "offset", "kind", "landing_id"))],
-        "positions": [("landing_id", pa.int64())],
-    }
-    texts = ("transaction_id", "message_id", "producer_group", "topic", "tags", "keys")
-    schemas["half"] += [*((name, pa.string()) for name in texts), ("properties", pa.map_(pa.string(), pa.string()))]
-    schemas["half"].append(("stored_at", pa.timestamp("us", "UTC")))
-    schemas["checks"].append(("requested_at", pa.timestamp("us", "UTC")))
-    for name, columns in schemas.items():
-        DeltaTable.create(str(tmp_path / name), pa.schema(columns))
+    for name in TABLES:
+        written(tmp_path, name)
     conf = from_mapping({"warehouse": str(tmp_path)})
     plan = bulk.BulkDecision("ROLLBACK", Wanted(states=("PENDING",), where=where), (), None, "x", 10)
     with pytest.raises(ConfigError, match=r"--where: .*; give a condition on columns"):

@@ -10,30 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from pyspark.sql.pandas.types import to_arrow_schema
 from tests.support import table_features, topic_table
+from tests.support.topic_table import AT, half, written
 from typer.testing import CliRunner
 
 import commitlake
 from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
 from commitlake.errors import WarehouseError
 from commitlake.protocol.message_batch import Member, join, pack
-from commitlake.tables import TABLES
 from commitlake.tools.cli.app import app
-
-AT = 1_767_225_600_000_000
-
-
-def written(place: Path, name: str, *rows: dict[str, Any]) -> None:
-    schema = to_arrow_schema(TABLES[name].schema, timestamp_utc=True)
-    table = pa.Table.from_pylist([{**dict.fromkeys(schema.names), **row} for row in rows], schema)
-    write_deltalake(str(place / name), table, mode="append")
-
-
-def half(offset: int, keys: str) -> dict[str, Any]:
-    at = {"queue": 0, "queue_offset": offset, "first_queue": 0, "first_offset": offset}
-    return {**at, "transaction_id": f"t{offset}", "message_id": f"m{offset}", "topic": "orders", "keys": keys,
-            "producer_group": "shop", "stored_at": AT + offset}  # fmt: skip
 
 
 @pytest.fixture

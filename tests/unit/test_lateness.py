@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
-from deltalake import write_deltalake
+from tests.support.topic_table import half, message, write, written
 
 from commitlake.config import from_mapping
 from commitlake.coordinator.metrics.collect import MetricNames, of_tables
@@ -18,6 +17,7 @@ from commitlake.reading.questions import overview, transactions
 from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.questions.transactions import Wanted
+from commitlake.tables import TABLES
 from commitlake.tools import doctor
 from commitlake.tools.cli import questions
 from commitlake.tools.demo.comparison import OrderTables
@@ -27,41 +27,41 @@ BEGUN = now_ms() - 600_000
 """When the one batch began; its rows could be read 20 s later."""
 
 
-def at(seconds: float) -> str:
-    """SQL of a time that many seconds after the begin of the batch."""
-    return f"make_timestamptz({BEGUN + int(seconds * 1_000)} * 1000)"
+def at(seconds: float) -> int:
+    """A time that many seconds after the begin of the batch, us since epoch."""
+    return (BEGUN + int(seconds * 1_000)) * 1_000
 
 
-TRANSACTION = "'COMMITTED' AS state, 'DIRECT' AS reason, 4 AS batch_id, 0 AS queue, 0 AS round, 0 AS checks"
-TABLES = {
-    "batches": f"SELECT 4 AS batch_id, {at(20)} AS completed_at",
-    "op": f"""SELECT 0 AS queue, o AS op_offset, "admin", {at(-2)} AS stored_at, NULL::VARCHAR AS check_id
-              FROM (VALUES (5, FALSE), (5, TRUE), (6, FALSE)) AS r(o, "admin")""",
+def ended(number: int, op: int, due: int | None, duplicate: str | None, stored: int) -> dict[str, Any]:
+    return {
+        **{"queue": 0, "half_offset": number, "op_queue": 0, "op_offset": op, "round": 0, "checks": 0, "batch_id": 4},
+        **{"state": "COMMITTED", "reason": "DIRECT", "topic": "orders", "producer_group": "g", "transaction_id": "t"},
+        **{"message_id": "m", "deliver_at": due, "duplicate_of": duplicate, "stored_at": stored, "resolved_at": at(0)},
+    }
+
+
+def delivered(source: str, offset: int, due: int) -> dict[str, Any]:
+    place = {"topic": "delays", "queue": 0, "source": source, "queue_offset": offset}
+    return {**place, "state": "DELIVERED", "batch_id": 4, "deliver_at": due, "resolved_at": at(0)}
+
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "batches": [{"batch_id": 4, "completed_at": at(20)}],
+    "op": [
+        {"queue": 0, "op_offset": offset, "admin": admin, "stored_at": at(-2)}
+        for offset, admin in ((5, False), (5, True), (6, False))
+    ],
     # Committed at once; with an op that came first; with a delay; and a duplicate, which is not shown.
-    "transactions": f"""SELECT {TRANSACTION}, 'orders' AS topic, h AS half_offset, 0 AS op_queue, o AS op_offset, due AS
-              deliver_at, duplicate AS duplicate_of, stored AS stored_at, {at(0)} AS resolved_at, 'g' AS producer_group,
-              't' AS transaction_id, 'm' AS message_id
-              FROM (VALUES (1, 5, NULL, NULL, {at(-9)}), (2, 6, NULL, NULL, {at(-1)}), (3, 5, {at(-7)}, NULL, {at(-9)}),
-                           (4, 5, NULL, 'half-0-1', {at(-9)})) AS r(h, o, due, duplicate, stored)""",
-    "delayed": f"SELECT 0 AS queue, 8 AS queue_offset, {at(-3)} AS stored_at",
+    "transactions": [
+        ended(1, 5, None, None, at(-9)),
+        ended(2, 6, None, None, at(-1)),
+        ended(3, 5, at(-7), None, at(-9)),
+        ended(4, 5, None, "half-0-1", at(-9)),
+    ],
+    "delayed": [{"queue": 0, "queue_offset": 8, "stored_at": at(-3)}],
     # Of a half message that was due 7 s before; of a message whose due time had passed long before it was sent.
-    "deliveries": f"""SELECT 'delays' AS topic, 'DELIVERED' AS state, 4 AS batch_id, 0 AS queue, source,
-              o AS queue_offset, due AS deliver_at, {at(0)} AS resolved_at
-              FROM (VALUES ('half', 3, {at(-7)}), ('messages', 8, make_timestamptz(0))) AS r(source, o, due)""",
-    "destinations": "SELECT 'orders' AS topic",
-    "topics/orders": f"""SELECT b AS batch_id, {at(-1)} AS stored_at, {at(1)} AS visible_at
-              FROM (VALUES (NULL::BIGINT), (4)) AS r(b)""",
-}
-NONE = {
-    "half": "queue INT, queue_offset BIGINT, first_queue INT, first_offset BIGINT, transaction_id VARCHAR, "
-    "topic VARCHAR, producer_group VARCHAR, message_id VARCHAR, tags VARCHAR, keys VARCHAR, "
-    "properties MAP(VARCHAR, VARCHAR), "
-    "stored_at TIMESTAMPTZ",
-    "reentries": 'queue INT, "offset" BIGINT, kind INT, round INT, since BIGINT, part_queue INT, part_offset BIGINT',
-    "checks": "queue INT, half_offset BIGINT, round INT, check_no INT, repeat INT, requested_at TIMESTAMPTZ",
-    "open_rows": 'landing_id BIGINT, kind INT, queue INT, "offset" BIGINT',
-    "positions": 'landing_id BIGINT, offsets STRUCT(source VARCHAR, "partition" INT, next BIGINT)[]',
-    "rejected": "reason VARCHAR, rejected_at TIMESTAMPTZ",
+    "deliveries": [delivered("half", 3, at(-7)), delivered("messages", 8, 0)],
+    "destinations": [{"topic": "orders"}],
 }
 LATE = [
     {"topic": "delays", "kind": "DELAYED", "messages": 2, "p50_s": 23.0, "p99_s": 27.0},
@@ -72,13 +72,10 @@ LATE = [
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> str:
-    with duckdb.connect() as db:
-        db.execute("SET TimeZone = 'UTC'")
-        for name, sql in TABLES.items():
-            write_deltalake(f"{tmp_path}/{name}", db.sql(sql).arrow())
-        for name, columns in NONE.items():
-            db.execute(f"CREATE TABLE {name} ({columns})")
-            write_deltalake(f"{tmp_path}/{name}", db.sql(f"FROM {name}").arrow())
+    for name in TABLES:
+        written(tmp_path, name, *ROWS.get(name, []))
+    shown = {"stored_at": at(-1), "visible_at": at(1)}
+    write(tmp_path, "orders", [message(number, batch=batch, **shown) for number, batch in ((1, None), (2, 4))])
     return str(tmp_path)
 
 
@@ -110,43 +107,19 @@ def test_the_demo_tells_the_time_from_a_commit_until_its_row_could_be_read(wareh
 
 
 WEEK_MS, MINUTE_MS = 7 * 86_400_000, 60_000
-HALF = """
-SELECT 0 AS queue, 7::BIGINT AS queue_offset, 0 AS first_queue, 7::BIGINT AS first_offset, 'tx' AS transaction_id,
-       'shop' AS producer_group, 'orders' AS topic, 'm' AS message_id, '' AS tags, '' AS keys,
-       MAP {{'a': 'b'}} AS properties, make_timestamptz({stored} * 1000) AS stored_at
-"""
-OTHERS = {
-    "transactions": "queue INT, half_offset BIGINT, round INT, topic VARCHAR, state VARCHAR, reason VARCHAR, "
-    "producer_group VARCHAR, transaction_id VARCHAR, message_id VARCHAR, checks INT, stored_at TIMESTAMPTZ, "
-    "resolved_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ, op_queue INT, op_offset BIGINT, duplicate_of VARCHAR, "
-    "batch_id BIGINT",
-    "checks": "queue INT, half_offset BIGINT, round INT, check_no INT, repeat INT, requested_at TIMESTAMPTZ",
-    "op": 'queue INT, op_offset BIGINT, "admin" BOOLEAN, check_id VARCHAR, stored_at TIMESTAMPTZ',
-    "batches": "batch_id BIGINT, completed_at TIMESTAMPTZ",
-    "destinations": "topic VARCHAR",
-    "open_rows": 'landing_id BIGINT, kind INT, queue INT, "offset" BIGINT',
-    "positions": 'landing_id BIGINT, offsets STRUCT(source VARCHAR, "partition" INT, next BIGINT)[]',
-    "rejected": "reason VARCHAR, rejected_at TIMESTAMPTZ",
-    "delayed": "queue INT, queue_offset BIGINT, stored_at TIMESTAMPTZ, deliver_at TIMESTAMPTZ",
-    "deliveries": "source VARCHAR, queue INT, queue_offset BIGINT, topic VARCHAR, state VARCHAR, batch_id BIGINT, "
-    "deliver_at TIMESTAMPTZ, resolved_at TIMESTAMPTZ",
-}
 
 
 @pytest.fixture
 def resumed(tmp_path: Path) -> Path:
     """A warehouse whose one transaction is a week old; a RESUME reopened it twice, a minute ago for the last time."""
     now = now_ms()
-    rounds = f"""SELECT 0 AS queue, 7::BIGINT AS "offset", {int(Kind.HALF)} AS kind, n AS round, {now} - ago AS since,
-                        -1 AS part_queue, -1::BIGINT AS part_offset
-                 FROM (VALUES (1, {WEEK_MS // 2}), (2, {MINUTE_MS})) AS r(n, ago)"""
-    with duckdb.connect() as db:
-        db.execute("SET TimeZone = 'UTC'")
-        for name, columns in OTHERS.items():
-            db.execute(f"CREATE TABLE {name} ({columns})")
-        sources = {name: f"SELECT * FROM {name}" for name in OTHERS}
-        for name, sql in {"half": HALF.format(stored=now - WEEK_MS), "reentries": rounds, **sources}.items():
-            write_deltalake(str(tmp_path / name), db.sql(sql).arrow())
+    again = {"queue": 0, "offset": 7, "kind": int(Kind.HALF), "part_queue": -1, "part_offset": -1}
+    rows = {
+        "half": [half(7, "", stored_at=(now - WEEK_MS) * 1_000)],
+        "reentries": [{**again, "round": n, "since": now - ago} for n, ago in ((1, WEEK_MS // 2), (2, MINUTE_MS))],
+    }
+    for name in TABLES:
+        written(tmp_path, name, *rows.get(name, []))
     return tmp_path
 
 
@@ -182,16 +155,10 @@ def test_everybody_tells_the_same_age(resumed: Path) -> None:
 def test_a_half_message_counts_once_by_its_newest_round(resumed: Path) -> None:
     """Offset 7 was discarded twice and is pending again, 8 was discarded and committed then, 9 is discarded."""
     ends = [(7, 0, "DISCARDED"), (7, 1, "DISCARDED"), (8, 0, "DISCARDED"), (8, 1, "COMMITTED"), (9, 0, "DISCARDED")]
-    with duckdb.connect() as db:
-        db.execute("SET TimeZone = 'UTC'")
-        db.execute(f"CREATE TABLE transactions ({OTHERS['transactions']})")
-        for place, round_, state in ends:
-            db.execute(
-                "INSERT INTO transactions VALUES (0, ?, ?, 'orders', ?, 'x', 'shop', 'tx', 'm', 0, now(), now(), NULL, "
-                "NULL, NULL, NULL, NULL)",
-                (place, round_, state),
-            )
-        write_deltalake(str(resumed / "transactions"), db.sql("FROM transactions").arrow(), mode="append")
+    times = dict.fromkeys(("stored_at", "resolved_at"), now_ms() * 1_000)
+    own = {"queue": 0, "topic": "orders", "reason": "x", "producer_group": "shop", "checks": 0, **times}
+    rows = [{**own, "half_offset": place, "round": number, "state": state} for place, number, state in ends]
+    written(resumed, "transactions", *rows)
     config, now = from_mapping({"warehouse": str(resumed)}), now_ms()
     with opened(str(resumed)) as tables:
         assert doctor._discards(tables, config).detail.startswith("1 half message in the last day")
