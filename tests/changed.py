@@ -14,46 +14,46 @@ ROOT = Path(__file__).parents[1]
 
 # By folder, below lib/commitlake or the root: files below tests/, without "test_" and ".py". The longest prefix counts.
 TESTS = {
-    "clients/consumer": """spark/read_topic recovery/consumer_kills e2e/reading e2e/gateway_consumers
+    "clients/consumer": """spark/read_topic recovery/consumer_kills e2e/reading e2e/gateway
         e2e/operations e2e/s3""",
-    "clients/delta": "e2e/delta_transaction e2e/sink recovery/rule_kills e2e/rules_answer_checks",
-    "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/gateway_consumers e2e/java_tutorial e2e/node_client",
+    "clients/delta": "e2e/delta_transaction recovery/rule_kills e2e/rules_answer_checks",
+    "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/java_tutorial e2e/node_client",
     "clients/producer": """e2e/producer e2e/producer_faults e2e/many_producers
-        e2e/async_producer e2e/check_poison e2e/check_topics
+        e2e/async_producer e2e/checks
         e2e/gateway e2e/postgres_answers e2e/rocketmq_example""",
     "clients": "e2e/producer",
-    "config": "e2e/run_command e2e/launch e2e/security recovery/growth recovery/full_disk",
+    "config": "e2e/launch e2e/security recovery/growth recovery/full_disk",
     "coordinator": """spark/coordination_rules spark/rehearsal
         recovery/round recovery/restarts recovery/liveness recovery/faults recovery/campaign
         e2e/metrics steady/steady_load""",
-    "coordinator/coordination": """spark/coordination_rules spark/input_rows spark/audit spark/park_time
-        spark/visible_at spark/refused_parts spark/in_memory_coordinator
+    "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
+        spark/visible_at spark/in_memory_coordinator
         recovery/coordination_recovery recovery/round e2e/checks_not_sent e2e/delayed_by_key""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",
-    "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records spark/hostile_sizes
+    "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records
         spark/in_memory_coordinator spark/visible_at
-        recovery/landing_recovery recovery/kafka_identity recovery/offsets_used_before recovery/liveness
+        recovery/landing_recovery recovery/kafka_identity recovery/liveness
         e2e/log_ends""",
     "coordinator/maintenance": "spark/maintenance spark/open_rows recovery/corners",
     "coordinator/metrics": "e2e/metrics",
     "coordinator/recovery": """spark/open_rows recovery/corners recovery/backup
         recovery/coordination_recovery recovery/landing_recovery
-        recovery/two_coordinators recovery/lock_outlives_python recovery/growth recovery/campaign""",
+        recovery/two_coordinators recovery/signals recovery/growth recovery/campaign""",
     "coordinator/resolving": "e2e/rules_answer_checks e2e/postgres_answers recovery/rule_kills",
-    "kafka": """e2e/embedded_broker e2e/kafka_topics e2e/kafka_transactions
-        e2e/kafka_cluster e2e/rotation e2e/log_ends e2e/security e2e/clocks
+    "kafka": """e2e/embedded_broker e2e/kafka_topics
+        e2e/kafka_cluster e2e/log_ends e2e/security e2e/clocks
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
     "reading": "spark/questions spark/owned_tables e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
-    "spark": """e2e/run_command e2e/launch e2e/cluster e2e/wheel e2e/notebook recovery/lock_outlives_python
+    "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
         recovery/signals e2e/odd_machines""",
-    "tables": """spark/tables spark/direct_append spark/staged_append spark/small_files spark/log_store
+    "tables": """spark/tables spark/appends
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
     "tools": "spark/questions e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
-    "tools/cli": "e2e/operations e2e/run_command e2e/launch e2e/report_actions e2e/delayed_by_key spark/questions",
+    "tools/cli": "e2e/operations e2e/launch e2e/report_actions e2e/delayed_by_key spark/questions",
     "tools/demo": "e2e/demo",
     "tools/report": "spark/report e2e/report_actions",
     "conf": "e2e/metrics e2e/alerts e2e/launch",
@@ -63,7 +63,7 @@ TESTS = {
     "README.md": "e2e/readme",
     "setup.py": "e2e/wheel e2e/launch",
     "constraints.txt": "e2e/wheel",
-    "spark-submit.sh": "e2e/launch e2e/run_command e2e/demo",
+    "spark-submit.sh": "e2e/launch e2e/demo",
 }  # fmt: skip
 
 

@@ -202,7 +202,6 @@ def test_the_contract_has_the_version_that_a_start_writes_down() -> None:
     assert CONTRACT.startswith(f"# The contract (version {version.CONTRACT})\n")
 
 
-ROOT = Path(__file__).parents[2]
 NAMES = {f"commitlake.{name}" for name in set(commitlake.__all__) - {"__version__"} - set(errors.__all__)}
 
 
