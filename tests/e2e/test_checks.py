@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -155,40 +154,40 @@ OWN = {"kafka.check_topics": ["group"]}
 
 
 @pytest.fixture
-def kafka(broker: EmbeddedBroker) -> Iterator[Namespace]:
-    """Empty topics with published settings."""
+def own(broker: EmbeddedBroker) -> Namespace:
+    """Empty topics, one of them the check topic of `group`, and settings that name none of its own."""
     namespace = Namespace(broker, **OWN)
     namespace.publish()
-    yield namespace
+    return namespace
 
 
 def answered(kafka: Namespace) -> set[str]:
     return {op.transaction_id for op in kafka.answers()}
 
 
-def test_an_instance_goes_to_the_topic_of_its_group_and_back_while_it_runs(kafka: Namespace) -> None:
-    with kafka.producer(Listener()):
-        kafka.ask(check("1"))
-        wait_for(lambda: answered(kafka) == {"1"})
-        kafka.publish(**OWN)
-        kafka.ask(check("2"), topic="check.group")
-        wait_for(lambda: answered(kafka) == {"1", "2"})
-        kafka.ask(check("of all"))
-        kafka.ask(check("3"), topic="check.group")
-        wait_for(lambda: answered(kafka) == {"1", "2", "3"})
-        assert kafka.committed() == 1, "what is for others is not even read"
-        kafka.publish()
-        wait_for(lambda: answered(kafka) == {"1", "2", "3", "of all"})
+def test_an_instance_goes_to_the_topic_of_its_group_and_back_while_it_runs(own: Namespace) -> None:
+    with own.producer(Listener()):
+        own.ask(check("1"))
+        wait_for(lambda: answered(own) == {"1"})
+        own.publish(**OWN)
+        own.ask(check("2"), topic="check.group")
+        wait_for(lambda: answered(own) == {"1", "2"})
+        own.ask(check("of all"))
+        own.ask(check("3"), topic="check.group")
+        wait_for(lambda: answered(own) == {"1", "2", "3"})
+        assert own.committed() == 1, "what is for others is not even read"
+        own.publish()
+        wait_for(lambda: answered(own) == {"1", "2", "3", "of all"})
 
 
-def test_a_group_without_a_topic_of_its_own_reads_that_of_all(kafka: Namespace) -> None:
-    kafka.publish(**OWN)
-    kafka.ask(check("1", "other"))
-    with kafka.producer(Listener(), "other"):
-        wait_for(lambda: answered(kafka) == {"1"})
+def test_a_group_without_a_topic_of_its_own_reads_that_of_all(own: Namespace) -> None:
+    own.publish(**OWN)
+    own.ask(check("1", "other"))
+    with own.producer(Listener(), "other"):
+        wait_for(lambda: answered(own) == {"1"})
 
 
-def test_a_check_topic_of_a_group_is_made_like_check(kafka: Namespace) -> None:
-    assert ensure_topics(kafka.config) == []
-    assert len(kafka.read("check.group")) == 0
-    assert ensure_topics(kafka.configured(**OWN, **{"kafka.queues": 3})) == [], "it grows with the others"
+def test_a_check_topic_of_a_group_is_made_like_check(own: Namespace) -> None:
+    assert ensure_topics(own.config) == []
+    assert len(own.read("check.group")) == 0
+    assert ensure_topics(own.configured(**OWN, **{"kafka.queues": 3})) == [], "it grows with the others"

@@ -16,7 +16,7 @@ import pytest
 from tests.support import tables
 from tests.support.namespace import Listener
 from tests.support.polling import patience, wait_for, wait_until_equal
-from tests.support.running import Coordinator, coordinator
+from tests.support.running import Coordinator as Process
 from tests.support.running import coordinator as coordinator_process
 from tests.support.secured import OUTSIDER, PASSWORDS, Secured, jaas, make_server_certificate, secured_broker
 
@@ -382,21 +382,13 @@ def _free_port() -> int:
     raise AssertionError("every port is taken")
 
 
-ROTATED = "rotated."
 NEW = "an0ther-secret"
 
 
-def shown(running: Coordinator, producer: DefaultMQProducer, body: str) -> None:
+def shown(running: Process, producer: DefaultMQProducer, body: str) -> None:
     """Sends a message, and waits until it is visible."""
     producer.send(Message("news", body), timeout=120_000)
-    running.until(lambda: body.encode() in [row["body"] for row in tables.rows(running.warehouse, "topics/news")], 300)
-
-
-def settings_of_a_file(secured: Secured, password: Path) -> dict[str, str]:
-    options = {**secured.options("coordinator"), "sasl.jaas.config": f"file:{password}"}
-    own = {f"kafka.options.{name}": value for name, value in options.items()}
-    where = {"kafka.bootstrap_servers": secured.bootstrap_servers, "kafka.topic_prefix": ROTATED, "kafka.queues": "2"}
-    return {**own, **where, "trigger_interval": "500ms"}
+    running.until(lambda: body in bodies(running.warehouse, "news"), 300)
 
 
 @pytest.mark.soak
@@ -405,12 +397,12 @@ def test_a_password_and_a_ca_are_changed_with_one_restart_of_the_coordinator(tmp
     password = tmp_path / "password"
     password.write_text(jaas("scram.Scram", "coordinator", PASSWORDS["coordinator"]) + ";")
     with secured_broker(tmp_path) as secured:
-        secured.permit(ROTATED, "shop")
-        where: dict[str, Any] = {"bootstrap_servers": secured.bootstrap_servers, "topic_prefix": ROTATED}
-        given = settings_of_a_file(secured, password)
-        with coordinator(tmp_path, **given) as running:
+        secured.permit("process.", GROUP)
+        options = {**secured.options("coordinator"), "sasl.jaas.config": f"file:{password}"}
+        given = _as_settings(secured, options)
+        with coordinator_process(tmp_path, **given) as running:
             running.ready()
-            producer = DefaultMQProducer("shop", **where, options=secured.options("producer"))
+            producer = DefaultMQProducer(GROUP, **producing(secured, prefix="process."))
             producer.start()
             shown(running, producer, "before")
             trusted = [secured.place / f"{name}.pem" for name in ("ca", "other")]
@@ -418,7 +410,7 @@ def test_a_password_and_a_ca_are_changed_with_one_restart_of_the_coordinator(tmp
             running.stop()
         secured.change_password("coordinator", NEW)
         password.write_text(jaas("scram.Scram", "coordinator", NEW) + ";")
-        with coordinator(tmp_path, **given) as running:
+        with coordinator_process(tmp_path, **given) as running:
             running.ready()
             shown(running, producer, "new password")
             make_server_certificate(secured.place, "other")
