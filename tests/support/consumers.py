@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,17 @@ def consumer(warehouse: Path, topic: Any = "orders", **arguments: Any) -> Any:
     return commitlake.consume({"warehouse": str(warehouse)}, topic, **given)
 
 
-def rest(warehouse: Path, **arguments: Any) -> list[str]:
-    """What a group has not done."""
+def rest(warehouse: Path, most: int = 1_000, **arguments: Any) -> list[str]:
+    """What a group has not done, and does now."""
     with consumer(warehouse, follow=False, **arguments) as messages:
-        return [each.message_id for each in messages if each.done() is None]
+        return [each.message_id for each in islice(messages, most) if each.done() is None]
+
+
+def put_off(warehouse: Path, *names: str, after: str = "1h", most: int = 16) -> None:
+    """Does what a group has not done, but for these messages: they come again, or are dead letters with `most=1`."""
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry(after, most) if each.message_id in names else each.done()
 
 
 @contextmanager

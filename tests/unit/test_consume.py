@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from tests.support.consumers import consumer as consuming
+from tests.support.consumers import put_off, running
 from tests.support.consumers import rest as ids
-from tests.support.consumers import running
 from tests.support.polling import wait_for
 from tests.support.topic_table import compact, message, write
 
@@ -134,9 +134,7 @@ def test_a_retry_comes_later_without_holding_up_others_and_ends_among_dead_lette
 
 
 def test_a_dead_letter_that_is_sent_again_begins_a_new_round(warehouse: Path) -> None:
-    with consumer(warehouse) as messages:
-        for each in messages:
-            each.retry(most=1) if each.message_id == "m1" else each.done()
+    put_off(warehouse, "m1", most=1)
     table = Receipts(f"{warehouse}_receipts/receipts", "points", "orders")
     (letter,) = table.dead()
     table.send_again([letter], "customer is there now", 0)
@@ -313,9 +311,7 @@ def test_a_consumer_ends_where_its_topic_was_made_again_and_passes_no_row_of_it(
 
 def test_a_group_does_not_go_on_in_a_topic_that_was_made_again_until_it_is_rewound(warehouse: Path) -> None:
     """Where the group is says nothing about rows of now: those before it would never come."""
-    with consumer(warehouse) as messages:
-        for each in messages:
-            each.retry(after="1h") if each.message_id in ("m1", "n0") else each.done()
+    put_off(warehouse, "m1", "n0")
     made_again(warehouse)
     conf = from_mapping({"warehouse": str(warehouse)})
     told = "the topic orders was deleted and made again since the group 'points' .*groups --topic orders --group points"

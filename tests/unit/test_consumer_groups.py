@@ -20,10 +20,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
+from tests.support.consumers import consumer, put_off, rest, running
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
-import commitlake
 from commitlake import config
 from commitlake.clients.consumer import assignment, overview
 from commitlake.clients.consumer.arguments import start_ms
@@ -47,22 +47,6 @@ def warehouse(tmp_path: Path) -> Path:
     place = tmp_path / "warehouse"
     write(place, "orders", [message(n, batch=n, queue=n % 4) for n in range(40)])
     return place
-
-
-def consumer(warehouse: Path, **arguments: Any) -> Any:
-    given = {"group": "points", "poll": "50ms", "lease": "3s", **arguments}
-    return commitlake.consume({"warehouse": str(warehouse)}, "orders", **given)
-
-
-def consumed(warehouse: Path, most: int = 1_000, **arguments: Any) -> list[str]:
-    found = []
-    with consumer(warehouse, follow=False, **arguments) as messages:
-        for each in messages:
-            found.append(each.message_id)
-            each.done()
-            if len(found) == most:
-                break
-    return found
 
 
 def rebalanced(state: assignment.State, *names: str) -> assignment.State:
@@ -91,20 +75,16 @@ def reading(members: Sequence[Any]) -> Iterator[list[str]]:
     """Consumers that each read in a thread, and are stopped at the end; what they have handled."""
     found: list[str] = []
 
-    def read(messages: Any) -> None:
-        with messages:
-            found.extend(each.message_id for each in messages if each.done() is None)
+    def handle(each: Any) -> None:
+        each.done()
+        found.append(each.message_id)
 
-    threads = [threading.Thread(target=read, args=[each]) for each in members]
-    for thread in threads:
-        thread.start()
-    try:
+    with ExitStack() as stack:
+        for member in members:
+            stack.enter_context(running(member, handle))
         yield found
-    finally:
-        for each in members:
-            each.stop()
-        for thread in threads:
-            thread.join(60)
+        for member in members:
+            member.stop()
 
 
 def test_instances_that_have_nothing_to_do_write_no_commits(warehouse: Path) -> None:
@@ -165,28 +145,28 @@ def test_a_group_goes_on_where_the_table_of_earlier_versions_says(warehouse: Pat
     state = kept_state(f"{warehouse}_receipts", "points", "orders")
     assert state is not None
     assert (state["members"], len(assignment.cursors(state))) == ({}, 4)
-    assert sorted(consumed(warehouse)) == [f"m{n}" for n in range(30, 40)]
-    assert consumed(warehouse) == []
-    assert len(consumed(warehouse, group="others")) == 40
+    assert sorted(rest(warehouse)) == [f"m{n}" for n in range(30, 40)]
+    assert rest(warehouse) == []
+    assert len(rest(warehouse, group="others")) == 40
 
 
 @pytest.mark.parametrize("place", EARLIER)
 def test_a_group_that_only_earlier_versions_knew_can_be_forgotten(warehouse: Path, place: str) -> None:
     write_earlier(warehouse, place)
     Group(f"{warehouse}_receipts", "points", "orders").forget()
-    assert len(consumed(warehouse)) == 40
+    assert len(rest(warehouse)) == 40
 
 
 def test_an_instance_of_an_earlier_version_moves_no_cursor_of_this_one(warehouse: Path) -> None:
     write_earlier(warehouse, EARLIER[1])
     stale = DeltaTable(f"{warehouse}_receipts/{EARLIER[1]}")
-    assert len(consumed(warehouse, most=5)) == 5
+    assert len(rest(warehouse, most=5)) == 5
     row = pa.Table.from_pylist([{"consumer_group": "points", "topic": "orders", "state": "{}"}])
     for _ in range(2):
         with pytest.raises(DeltaError):
             write_deltalake(stale, row, mode="overwrite", commit_properties=CommitProperties(max_commit_retries=0))
         stale.update_incremental()
-    assert len(consumed(warehouse)) == 5
+    assert len(rest(warehouse)) == 5
 
 
 LEASES = assignment.rebalance(
@@ -249,8 +229,8 @@ def test_members_that_move_their_cursors_do_not_wait_for_each_other(tmp_path: Pa
 
 @pytest.mark.parametrize("group", ["o'brien", "a/b", "..", "50%", "é" * 40, "x" * 240, "a\nb", " "])
 def test_a_group_has_any_name(warehouse: Path, group: str) -> None:
-    assert len(consumed(warehouse, group=group)) == 40
-    assert consumed(warehouse, group=group) == []
+    assert len(rest(warehouse, group=group)) == 40
+    assert rest(warehouse, group=group) == []
 
 
 def test_signs_of_life_reach_a_store_that_is_no_directory(tmp_path: Path) -> None:
@@ -268,7 +248,7 @@ def test_signs_of_life_reach_a_store_that_is_no_directory(tmp_path: Path) -> Non
 
 def test_a_command_shows_how_far_groups_are_behind(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(warehouse, capsys)[0] == 3
-    consumed(warehouse, most=10)
+    rest(warehouse, most=10)
     with consumer(warehouse, group="others", follow=False) as messages:
         for each in messages:
             each.retry(most=1) if each.message_id == "m3" else each.retry("1h")
@@ -281,8 +261,8 @@ def test_a_command_shows_how_far_groups_are_behind(warehouse: Path, capsys: pyte
 
 
 def test_metrics_tell_how_far_groups_are_behind(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    consumed(warehouse, most=10)
-    consumed(warehouse, group="others")
+    rest(warehouse, most=10)
+    rest(warehouse, group="others")
     conf = config.from_mapping({"warehouse": str(warehouse)})
     behind, oldest, members = of_consumers(conf)
     assert {each.labels["consumer_group"]: each.value for each in members.samples} == {"others": 0, "points": 0}
@@ -322,8 +302,8 @@ def test_a_member_that_was_killed_counts_no_more_and_a_group_of_nobody_is_told(w
 
 
 def test_a_group_that_can_not_be_read_takes_no_figures_of_others_away(warehouse: Path) -> None:
-    consumed(warehouse, most=10)
-    consumed(warehouse, group="broken")
+    rest(warehouse, most=10)
+    rest(warehouse, group="broken")
     for file in Path(f"{warehouse}_receipts/{FOLDER}/{log_name('broken', 'orders')}").rglob("*.parquet"):
         file.unlink()
     behind, *_ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
@@ -331,7 +311,7 @@ def test_a_group_that_can_not_be_read_takes_no_figures_of_others_away(warehouse:
 
 
 def test_a_topic_that_can_not_be_read_is_not_0_behind(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    consumed(warehouse, most=10)
+    rest(warehouse, most=10)
     (warehouse / "topics" / "orders" / "_delta_log" / f"{1:020}.json").write_text("{torn")
     behind, oldest, _ = of_consumers(config.from_mapping({"warehouse": str(warehouse)}))
     assert (behind.samples, oldest.samples) == ([], [])
@@ -352,17 +332,17 @@ def test_a_topic_that_can_not_be_read_is_not_0_behind(warehouse: Path, capsys: p
 def test_a_group_goes_on_where_it_is_rewound_to(
     warehouse: Path, capsys: pytest.CaptureFixture[str], where: str, expected: int, told: str
 ) -> None:
-    consumed(warehouse, most=20)
+    rest(warehouse, most=20)
     given = ["--topic=orders", "--group=points", f"--rewind={where}"]
     assert command(warehouse, capsys, *given) == (
         0,
         f"the group points goes on in orders with {told}, within some seconds\n",
     )
-    assert len(consumed(warehouse)) == expected
+    assert len(rest(warehouse)) == expected
 
 
 def test_groups_shows_those_that_are_asked_for(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    consumed(warehouse)
+    rest(warehouse)
     for words, code in ((["--group=points"], 0), (["--topic=orders"], 0), (["--group=nope"], 3), (["--topic=no"], 3)):
         assert command(warehouse, capsys, "--json", *words)[0] == code
     with pytest.raises(ConsumerError, match="group 'nope' never read the topic orders"):
@@ -393,60 +373,50 @@ def test_a_retry_of_the_second_reading_outranks_what_the_first_one_gave_up(
 ) -> None:
     receipts = kept_receipts(f"{warehouse}_receipts", "points", "orders")
     for _ in range(4):
-        with consumer(warehouse, follow=False) as messages:
-            for each in messages:
-                each.done() if each.message_id != "m3" else each.retry("1ms", most=4)
+        put_off(warehouse, "m3", after="1ms", most=4)
         time.sleep(0.01)
     assert [row["attempt"] for row in receipts.dead()] == [4]
     command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")
     assert len(left(warehouse)) == 40
-    with consumer(warehouse, follow=False) as messages:
-        for each in messages:
-            each.done() if each.message_id != "m3" else each.retry("1s")
+    put_off(warehouse, "m3", after="1s")
     assert [row["message_id"] for row in receipts.waiting()] == ["m3"]
     assert left(warehouse) == {"m3": "RETRY"}
     time.sleep(1)
-    assert consumed(warehouse) == ["m3"]
-    assert consumed(warehouse) == []
+    assert rest(warehouse) == ["m3"]
+    assert rest(warehouse) == []
     assert left(warehouse) == {}
 
 
 def test_two_rewinds_at_one_moment_begin_rounds_of_their_own(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one's round must outrank what was given up in the first one's reading."""
-    consumed(warehouse)
+    rest(warehouse)
     conf = config.from_mapping({"warehouse": str(warehouse)})
     change = Group.change
 
     def rewind_first(self: Group, to: Any) -> Any:
         monkeypatch.setattr(Group, "change", change)
         overview.rewind(conf, "orders", "points", "first")
-        with consumer(warehouse, follow=False) as messages:
-            for each in messages:
-                each.retry(most=1) if each.message_id == "m3" else each.done()
+        put_off(warehouse, "m3", most=1)
         return change(self, to)
 
     monkeypatch.setattr(Group, "change", rewind_first)
     overview.rewind(conf, "orders", "points", "first")
-    with consumer(warehouse, follow=False) as messages:
-        for each in messages:
-            each.retry("1ms") if each.message_id == "m3" else each.done()
+    put_off(warehouse, "m3", after="1ms")
     time.sleep(0.01)
     assert left(warehouse) == {"m3": "RETRY"}
-    assert consumed(warehouse) == ["m3"]
+    assert rest(warehouse) == ["m3"]
 
 
 def test_what_waits_before_the_place_of_a_rewind_still_comes(
     warehouse: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with consumer(warehouse, follow=False) as messages:
-        for each in messages:
-            each.retry(most=1) if each.message_id in ("m3", "m33") else each.done()
+    put_off(warehouse, "m3", "m33", most=1)
     command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=2026-01-01T00:00:00.030")
-    assert len(consumed(warehouse)) == 10
+    assert len(rest(warehouse)) == 10
     receipts = kept_receipts(f"{warehouse}_receipts", "points", "orders")
     receipts.send_again(receipts.dead(), "mended", now_ms())
-    assert consumed(warehouse) == ["m3"]
-    assert consumed(warehouse) == []
+    assert rest(warehouse) == ["m3"]
+    assert rest(warehouse) == []
 
 
 def test_a_rewind_that_dies_half_way_loses_nothing_that_waits(
@@ -465,14 +435,13 @@ def test_a_rewind_that_dies_half_way_loses_nothing_that_waits(
             overview.rewind(config.from_mapping({"warehouse": str(warehouse)}), "orders", "points", "first")
         kept = kept_receipts(f"{warehouse}_receipts", "points", "orders")
         assert (len(kept.waiting()), len(kept.dead())) == (39, 1)
-    assert len(consumed(warehouse)) == 40
+    assert len(rest(warehouse)) == 40
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_instances_that_run_follow_a_rewind_also_when_their_turn_after_its_commit_fails(
     warehouse: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    found: list[str] = []
     failed = threading.Event()
     tidy = Group._tidy
 
@@ -489,65 +458,52 @@ def test_instances_that_run_follow_a_rewind_also_when_their_turn_after_its_commi
 
     rewound = threading.Event()
     monkeypatch.setattr(Group, "_tidy", fails_once)
-    messages = consumer(warehouse)
-
-    def read() -> None:
-        with messages:
-            found.extend(each.message_id for each in messages if each.done() is None)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    wait_for(lambda: len(found) == 40)
-    time.sleep(1.5)
-    rewound.set()
-    command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")
-    wait_for(lambda: len(found) == 80)
-    messages.stop()
-    thread.join(30)
+    with reading([consumer(warehouse)]) as found:
+        wait_for(lambda: len(found) == 40)
+        time.sleep(1.5)
+        rewound.set()
+        command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")
+        wait_for(lambda: len(found) == 80)
     assert failed.is_set() == fails
 
 
 def test_what_was_sent_again_and_done_stays_done_after_a_rewind(
     warehouse: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with consumer(warehouse, follow=False) as messages:
-        for each in messages:
-            each.retry(most=1) if each.message_id == "m3" else each.done()
+    put_off(warehouse, "m3", most=1)
     receipts = kept_receipts(f"{warehouse}_receipts", "points", "orders")
     receipts.send_again(receipts.dead(), "mended", now_ms())
-    assert consumed(warehouse) == ["m3"]
+    assert rest(warehouse) == ["m3"]
     command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=newest")
-    assert consumed(warehouse) == []
+    assert rest(warehouse) == []
     assert kept_receipts(f"{warehouse}_receipts", "points", "orders").waiting() == []
 
 
 def test_a_letter_of_a_queue_that_has_no_rows_any_more_does_not_stop_a_rewind(
     warehouse: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with consumer(warehouse, follow=False) as messages:
-        for each in messages:
-            each.retry(most=1) if each.message_id == "m3" else each.done()
+    put_off(warehouse, "m3", most=1)
     table = DeltaTable(str(warehouse / "topics" / "orders"))
     table.alter.set_table_properties({"delta.appendOnly": "false"})
     table.delete("queue_id = 3")
     assert command(warehouse, capsys, "--topic=orders", "--group=points", "--rewind=first")[0] == 0
-    assert len(consumed(warehouse)) == 30
+    assert len(rest(warehouse)) == 30
     assert [row["message_id"] for row in kept_receipts(f"{warehouse}_receipts", "points", "orders").dead()] == ["m3"]
 
 
 def test_a_group_is_forgotten_when_nobody_is_alive(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--topic=orders", "--group=points", "--delete"]
-    with pytest.raises(commitlake.errors.ConsumerError, match="never read"):
+    with pytest.raises(ConsumerError, match="never read"):
         app(["groups", f"--set=warehouse={warehouse}", *given])
     with consumer(warehouse) as messages:
         next(messages).done()
-        with pytest.raises(commitlake.errors.ConsumerError, match="stop them first"):
+        with pytest.raises(ConsumerError, match="stop them first"):
             app(["groups", f"--set=warehouse={warehouse}", *given])
     state = Group(f"{warehouse}_receipts", "points", "orders")
     state.change(lambda kept: {**(kept or {}), "members": {"killed": 1.0}})
     assert command(warehouse, capsys, *given)[0] == 0
     assert command(warehouse, capsys)[0] == 3
-    assert len(consumed(warehouse)) == 40
+    assert len(rest(warehouse)) == 40
 
 
 @pytest.mark.parametrize("words", [["--delete"], ["--rewind=first", "--topic=orders"]])

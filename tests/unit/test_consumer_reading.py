@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
+from tests.support.consumers import put_off, rest
 from tests.support.topic_table import SCHEMA, compact, message, table, write
 
 import commitlake
@@ -355,21 +356,12 @@ def asked(place: Path, **arguments: Any) -> list[str]:
     return list(found["message_id"].to_pylist())
 
 
-def consumed(place: Path, **arguments: Any) -> list[str]:
-    with commitlake.consume({"warehouse": str(place)}, "orders", group="points", follow=False, **arguments) as messages:
-        ids = []
-        for each in messages:
-            ids.append(each.message_id)
-            each.done()
-        return ids
-
-
 @pytest.mark.parametrize("arguments", [{"start": "newest"}, {"tags": "wanted"}])
 def test_what_a_group_has_passed_is_not_unfinished(tmp_path: Path, arguments: dict[str, Any]) -> None:
     place = tmp_path / "w"
     write(place, "orders", [message(n, batch=0, queue=n % 2) for n in range(20)])
     assert len(asked(place)) == 20
-    assert consumed(place, **arguments) == []
+    assert rest(place, **arguments) == []
     write(place, "orders", [message(20, batch=1), message(21, batch=1, queue=5)])
     assert asked(place) == ["m20", "m21"]
 
@@ -377,9 +369,7 @@ def test_what_a_group_has_passed_is_not_unfinished(tmp_path: Path, arguments: di
 def test_a_question_holds_no_more_than_it_shows_and_knows_dead_letters(tmp_path: Path) -> None:
     place = tmp_path / "w"
     write(place, "orders", [message(n, batch=0, queue=n % 2, tags="it's") for n in range(200)])
-    with commitlake.consume({"warehouse": str(place)}, "orders", group="points", follow=False) as messages:
-        for each in messages:
-            each.retry(most=1) if each.message_id in ("m7", "m100") else each.done()
+    put_off(place, "m7", "m100", most=1)
     write(place, "orders", [message(n, batch=1) for n in range(200, 300)])
     assert asked(place, limit=3) == ["m7", "m100", "m200"]
     assert asked(place, tags="it's") == ["m7", "m100"]

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from tests.support import table_features
+from tests.support.consumers import rest
 from tests.support.topic_table import message, write
 
 import commitlake
@@ -43,15 +44,6 @@ KINDS = {
     "struct": pa.array([{"a": 1.5}]),
     "binary": pa.array([b"x"]),
 }
-
-
-def consumed(warehouse: Path, group: str = "g") -> list[str]:
-    found = []
-    with commitlake.consume({"warehouse": str(warehouse)}, "orders", group=group, follow=False) as messages:
-        for each in messages:
-            found.append(str(each.message_id))
-            each.done()
-    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +101,7 @@ def test_a_column_that_the_owner_adds_to_a_topic_is_null_before(tmp_path: Path, 
     with opened(str(tmp_path)) as tables:
         view = tables.topic("orders")
         assert tables.rows(f"SELECT message_id, extra FROM {view}").to_pylist() == [{"message_id": "m1", "extra": None}]
-    assert consumed(tmp_path) == ["m1"]
+    assert rest(tmp_path) == ["m1"]
 
 
 @pytest.mark.parametrize("queue", [0, 1])
@@ -118,7 +110,7 @@ def test_rows_that_a_deletion_vector_takes_out_are_seen_by_nobody(tmp_path: Path
     table_features.delete(tmp_path / "topics/orders", [3, 15, 19])
     left = [f"m{number}" for number in range(20) if number not in (3, 15, 19)]
     conf = config.from_mapping({"warehouse": str(tmp_path)})
-    assert consumed(tmp_path) == left
+    assert rest(tmp_path) == left
     assert unfinished(conf, "orders", "other")["message_id"].to_pylist() == left
     assert Topic(str(tmp_path / "topics/orders")).behind({}) == (17, dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
     places = [message(number, batch=number) for number in (2, 3, 4)]
@@ -165,13 +157,13 @@ def test_columns_with_other_names_in_the_files_are_read_and_a_renamed_one_of_a_t
     write(tmp_path, "orders", [message(1, batch=0)])
     place = tmp_path / "topics/orders"
     table_features.rename(place, "sharding_key", "shard")
-    assert consumed(tmp_path) == ["m1"]
+    assert rest(tmp_path) == ["m1"]
     table_features.rename(place, "keys", "business_keys")
     with opened(str(tmp_path)) as tables:
         found = tables.rows(f"SELECT message_id, business_keys FROM {tables.topic('orders')}")
         assert found.to_pylist() == [{"message_id": "m1", "business_keys": "k1"}]
     with pytest.raises(WarehouseError, match=r"topics/orders lacks the columns keys; nobody may rename"):
-        consumed(tmp_path, "new")
+        rest(tmp_path, group="new")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +178,7 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
     write(tmp_path, "orders", [message(1, batch=0)])
     table_features.require(tmp_path / "topics/orders", name)
     with pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
-        consumed(tmp_path)
+        rest(tmp_path)
     with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
         tables.topic("orders")
 
@@ -195,10 +187,10 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
 def test_a_feature_that_is_not_read_beside_deletion_vectors_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
     table_features.require(tmp_path / "topics/orders", name)
-    assert consumed(tmp_path) == ["m1"]
+    assert rest(tmp_path) == ["m1"]
     table_features.require(tmp_path / "topics/orders", "deletionVectors", name)
     with pytest.raises(WarehouseError, match=f"that is not read here: {name} beside deletionVectors; read are"):
-        consumed(tmp_path, "new")
+        rest(tmp_path, group="new")
     with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"{name} beside deletionVectors"):
         tables.topic("orders")
 
