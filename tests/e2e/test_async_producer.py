@@ -7,9 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from tests.support.awaited import awaited
 from tests.support.namespace import COMMIT, ROLLBACK, Namespace, check
-from tests.support.polling import patience
+from tests.support.polling import awaited, patience
 
 from commitlake import AsyncTransactionMQProducer, Message
 from commitlake.errors import FailedSend, MQClientException, UncertainSend

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,15 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(
         tx.append(spark.range(1), "/elsewhere")
 
 
+def killed(given: Mapping[str, object]) -> None:
+    """Runs a process that kills itself."""
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.support.delta_child", json.dumps(given)],
+        cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
+    )  # fmt: skip
+    assert child.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     ("writes", "expected", "written"),
     [
@@ -130,11 +140,7 @@ def test_a_killed_process_leaves_what_the_logs_say(
 ) -> None:
     deadline_s = round(20 * patience())
     given = {"conf": settings, "places": places, "writes": writes, "deadline": f"{deadline_s}s", "topic": topic}
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.support.delta_child", json.dumps(given)],
-        cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
-    )  # fmt: skip
-    assert child.returncode == -signal.SIGKILL
+    killed(given)
     (half,) = wait_for(lambda: [row for row in lake.rows("half") if row["topic"] == topic])
     assert end(lake, half["transaction_id"], WAIT_S + deadline_s) == expected
     assert [rows(place) for place in places] == written
@@ -228,11 +234,7 @@ def test_a_driver_that_is_killed_leaves_each_row_once(
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     given = {"conf": lake.settings, "topic": topic, "source": source, "checkpoint": str(checkpoint), "moment": moment}
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.support.sink_child", json.dumps(given | {"columns": COLUMNS})],
-        cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
-    )  # fmt: skip
-    assert child.returncode == -signal.SIGKILL
+    killed(given | {"columns": COLUMNS})
     run(spark, lake, topic, source, checkpoint)
     wait_until_equal(lambda: shown(lake, topic), once(30))
     halves = {row["transaction_id"] for row in of_topic(lake, "half", topic)}

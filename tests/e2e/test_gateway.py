@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import rocketmq
 from tests.support.gateway import client, gateway, message, push_consumer, simple_consumer, transaction
-from tests.support.gateway_consuming import outcomes
+from tests.support.gateway_in_memory import outcomes
 from tests.support.killing import ROOT
 from tests.support.namespace import Namespace, check
 from tests.support.polling import wait_for

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.gateway import gateway
-from tests.support.gateway_consuming import outcomes
+from tests.support.gateway_in_memory import outcomes
 from tests.support.killing import ROOT, kill
 from tests.support.namespace import Namespace, check
 from tests.support.packages import fetch

@@ -1,13 +1,15 @@
-"""A gateway over a Kafka in memory, called by a real gRPC channel."""
+"""A gateway over a Kafka in memory, called by a real gRPC channel; the tables that a consumer reads are real."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
+from deltalake import DeltaTable
 
 from commitlake.clients.gateway.server import Entrance, listening
 from commitlake.clients.gateway.stubs import definitions as d
@@ -61,3 +63,86 @@ def message(topic: str = "orders", body: bytes = b"body", kind: int = d.NORMAL, 
 
 def code(response: Any) -> str:
     return str(d.Code.Name(response.status.code))
+
+
+class ConsumerCalls:
+    """What a client calls, for one topic and group.
+
+    Args:
+        stub: of a gateway.
+        metadata: of each call.
+        group: of consumers.
+        topic: the topic.
+    """
+
+    def __init__(self, stub: Any, metadata: Any = CLIENT, group: str = "points", topic: str = "orders") -> None:
+        self.stub, self.metadata = stub, metadata
+        self.names = {"group": d.Resource(name=group), "topic": d.Resource(name=topic)}
+
+    async def answers(self, most: int = 32, wait_s: float = 10, hidden_s: float | None = 60, **more: Any) -> list[Any]:
+        """All that one call of `ReceiveMessage` gives; without `hidden_s` as a push consumer calls."""
+        request = s.ReceiveMessageRequest(
+            group=self.names["group"], message_queue=d.MessageQueue(topic=self.names["topic"], id=-1), batch_size=most,
+            auto_renew=hidden_s is None, **more,
+        )  # fmt: skip
+        request.long_polling_timeout.FromMilliseconds(int(wait_s * 1_000))
+        if hidden_s is not None:
+            request.invisible_duration.FromMilliseconds(int(hidden_s * 1_000))
+        return [answer async for answer in self.stub.ReceiveMessage(request, metadata=self.metadata)]
+
+    async def receive(self, **arguments: Any) -> list[Any]:
+        """The messages of one call."""
+        return [answer.message for answer in await self.answers(**arguments) if answer.HasField("message")]
+
+    async def receive_all(self, count: int, **arguments: Any) -> list[Any]:
+        """So many messages, of as many calls as that takes."""
+        found: list[Any] = []
+        while len(found) < count:
+            found += await self.receive(most=count - len(found), **arguments)
+        return found
+
+    async def ack(self, *messages: Any) -> list[str]:
+        """The codes of the whole and of each entry."""
+        entries = [s.AckMessageEntry(message_id=ids(each), receipt_handle=handle(each)) for each in messages]
+        answer = await self.stub.AckMessage(s.AckMessageRequest(entries=entries, **self.names), metadata=self.metadata)
+        return [code(answer), *map(code, answer.entries)]
+
+    async def change(self, message: Any, seconds: float) -> tuple[str, str]:
+        """The code, and the new receipt handle."""
+        request = s.ChangeInvisibleDurationRequest(receipt_handle=handle(message), **self.names)
+        request.invisible_duration.FromMilliseconds(int(seconds * 1_000))
+        answer = await self.stub.ChangeInvisibleDuration(request, metadata=self.metadata)
+        return code(answer), answer.receipt_handle
+
+    async def give_up(self, message: Any) -> str:
+        request = s.ForwardMessageToDeadLetterQueueRequest(receipt_handle=handle(message), **self.names)
+        return code(await self.stub.ForwardMessageToDeadLetterQueue(request, metadata=self.metadata))
+
+
+def ids(message: Any) -> str:
+    return str(message.system_properties.message_id)
+
+
+def handle(message: Any) -> str:
+    return str(message.system_properties.receipt_handle)
+
+
+def attempt(message: Any) -> int:
+    return int(message.system_properties.delivery_attempt)
+
+
+@asynccontextmanager
+async def calls(warehouse: Path, **arguments: Any) -> AsyncIterator[ConsumerCalls]:
+    """Calls to a gateway of its own."""
+    async with Kafka(warehouse=str(warehouse)).stub() as stub:
+        yield ConsumerCalls(stub, **arguments)
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def outcomes(warehouse: Path) -> list[tuple[str, str, int]]:
+    """Receipts: message id, state, attempt."""
+    rows: Sequence[dict[str, Any]] = DeltaTable(f"{warehouse}_receipts/receipts").to_pyarrow_table().to_pylist()
+    return sorted((row["message_id"], row["state"], row["attempt"]) for row in rows)

@@ -1,11 +1,13 @@
-"""How tests wait: until what they assert holds, and for as long as a busy machine may need."""
+"""How tests wait: until what they assert holds, or a coroutine is done, and for as long as a busy machine may need."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 Found = TypeVar("Found")
 
@@ -42,3 +44,13 @@ def patience() -> float:
 def wait_until_equal(find: Callable[[], Found], expected: Found, seconds: float = WAIT_S) -> None:
     """Polls until `find` returns what is expected, and shows both when it does not in time."""
     wait_for(lambda: find() == expected, seconds, lambda: f"{find()} instead of {expected}")
+
+
+def awaited(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test that is a coroutine on a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 60))
+
+    return run

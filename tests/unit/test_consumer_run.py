@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.awaited import awaited
 from tests.support.consumers import consumer, rest
-from tests.support.polling import wait_for
+from tests.support.polling import awaited, wait_for
 from tests.support.topic_table import message, write
 
 import commitlake

@@ -12,8 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.awaited import awaited
 from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
+from tests.support.polling import awaited
 
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.handles import TransactionHandle

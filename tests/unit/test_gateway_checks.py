@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.awaited import awaited
 from tests.support.gateway_in_memory import Kafka
+from tests.support.polling import awaited
 
 from commitlake.clients.gateway import checks as module
 from commitlake.clients.gateway.access import Caller

@@ -10,9 +10,19 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.awaited import awaited
-from tests.support.gateway_consuming import ConsumerCalls, attempt, calls, handle, ids, outcomes, run
-from tests.support.gateway_in_memory import CLIENT, Kafka, code
+from tests.support.gateway_in_memory import (
+    CLIENT,
+    ConsumerCalls,
+    Kafka,
+    attempt,
+    calls,
+    code,
+    handle,
+    ids,
+    outcomes,
+    run,
+)
+from tests.support.polling import awaited
 from tests.support.topic_table import message, write
 
 from commitlake.clients.consumer import group_member, receipts

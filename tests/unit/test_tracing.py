@@ -16,8 +16,8 @@ import pytest
 from opentelemetry import context, propagate
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
-from tests.support.awaited import awaited
 from tests.support.collector import Collector, attributes, parent, traceparent
+from tests.support.polling import awaited
 from tests.support.published import SETTINGS
 from tests.support.topic_table import message as row
 from tests.support.topic_table import write
