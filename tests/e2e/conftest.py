@@ -62,11 +62,9 @@ def delta_log_lake(
 @pytest.fixture
 def kafka(broker: EmbeddedBroker) -> Namespace:
     """Empty topics with a coordinator's settings, and nobody who coordinates."""
-    from tests.support.namespace import Namespace
+    from tests.support.namespace import published
 
-    namespace = Namespace(broker)
-    namespace.publish()
-    return namespace
+    return published(broker)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tests.support.gateway import gateway
 from tests.support.gateway_in_memory import outcomes
 from tests.support.killing import ROOT, kill
-from tests.support.namespace import Namespace, check
+from tests.support.namespace import check, published
 from tests.support.packages import fetch
 from tests.support.polling import wait_for
 from tests.support.tables import rows
@@ -82,8 +82,7 @@ def node(tmp_path: Path) -> Path:
 
 @pytest.mark.soak  # npm fetches a package
 def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroker, node: Path) -> None:
-    kafka = Namespace(broker)
-    kafka.publish()
+    kafka = published(broker)
     with gateway(kafka.servers, kafka.prefix) as running:
         command = ["node", "shop.js", f"127.0.0.1:{running.port}", "orders"]
         pipe = subprocess.PIPE
@@ -122,8 +121,7 @@ def test_the_node_client_consumes(broker: EmbeddedBroker, node: Path, tmp_path: 
 
 def _consumes(broker: EmbeddedBroker, place: Path, command: list[str], *arguments: str, option: str = "") -> None:
     """A simple consumer receives each of three messages twice; then a push consumer of one of them fails once."""
-    kafka, warehouse = Namespace(broker), place / "warehouse"
-    kafka.publish()
+    kafka, warehouse = published(broker), place / "warehouse"
     names = [f"01{n:032X}" for n in range(3)]  # the client for Java reads no other ids than its own kind
     rows_ = [message(n, queue=n % 2, message_id=names[n], tags="paid" if n == 2 else "new") for n in range(3)]
     write(warehouse, "orders", rows_)

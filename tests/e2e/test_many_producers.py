@@ -6,11 +6,10 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.namespace import Listener, Namespace, check, failed
+from tests.support.namespace import Listener, Namespace, check, failed, published
 from tests.support.polling import WAIT_S, wait_for
 
 from commitlake.clients.producer import FailedSend, Message, TransactionMQProducer
@@ -19,13 +18,11 @@ from commitlake.kafka.embedded import EmbeddedBroker
 
 
 @pytest.fixture(params=ENGINES)
-def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Namespace:
     """Empty topics with published settings, for both engines."""
-    namespace = Namespace(broker)
-    namespace.engine = request.param
-    namespace.publish()
+    namespace = published(broker, request.param)
     wait_for(lambda: not ours(), why=ours)  # those of the test before
-    yield namespace
+    return namespace
 
 
 def ours() -> list[str]:
@@ -99,9 +96,7 @@ def test_producers_that_nobody_holds_end(kafka: Namespace) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_outage_is_a_few_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.engine = engine
-        kafka.publish()
+        kafka = published(broker, engine)
         with kafka.producer(Listener(), send_msg_timeout=1_000) as producer:
             wait_for(lambda: not failed(producer.send, Message("orders", b"body")))
             with caplog.at_level(logging.INFO):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 from kafka import KafkaProducer
-from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, NotUtf8, check, failed
+from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, NotUtf8, check, failed, published
 from tests.support.polling import WAIT_S, wait_for
 
 from commitlake.clients.producer import (
@@ -37,12 +36,9 @@ pytestmark = pytest.mark.short
 
 
 @pytest.fixture(params=[ENGINES[0], *(pytest.param(engine, marks=pytest.mark.long) for engine in ENGINES[1:])])
-def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Namespace:
     """Empty topics with published settings, for both engines."""
-    namespace = Namespace(broker)
-    namespace.engine = request.param
-    namespace.publish()
-    yield namespace
+    return published(broker, request.param)
 
 
 def test_the_half_message_is_in_kafka_before_the_local_transaction(kafka: Namespace) -> None:
@@ -168,8 +164,7 @@ def test_a_start_without_published_settings_asks_for_the_coordinator(broker: Emb
 
 
 def test_an_option_that_librdkafka_refuses_is_named_and_no_thread_is_left(broker: EmbeddedBroker) -> None:
-    kafka = Namespace(broker)
-    kafka.publish()
+    kafka = published(broker)
     before = threading.enumerate()
     with pytest.raises(ConfigError, match=r"retry\.backoff\.ms.*; change that one, or use engine='kafka-python'"):
         kafka.producer(engine="confluent", options={"retry.backoff.ms": "0"}).start()
@@ -177,8 +172,7 @@ def test_an_option_that_librdkafka_refuses_is_named_and_no_thread_is_left(broker
 
 
 def test_an_interrupted_start_leaves_no_thread(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    kafka = Namespace(broker)
-    kafka.publish()
+    kafka = published(broker)
     before, start = threading.enumerate(), SettingsReader.start
 
     def interrupted(reader: SettingsReader, timeout_ms: int) -> None:
@@ -192,8 +186,7 @@ def test_an_interrupted_start_leaves_no_thread(broker: EmbeddedBroker, monkeypat
 
 
 def test_a_connection_that_can_not_be_replaced_fails_the_send_and_not_the_next(broker: EmbeddedBroker) -> None:
-    kafka = Namespace(broker)
-    kafka.publish()
+    kafka = published(broker)
     with kafka.producer(engine="confluent") as producer:
         producer.send(Message("orders", b"a"), timeout=2_000_000)  # more than librdkafka takes for a request
         producer._link._joined()._more = {"compression_type": "none such"}
@@ -513,8 +506,7 @@ def test_a_signal_handler_may_shut_down_while_the_producer_starts_or_shuts_down(
 
 def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.publish()
+        kafka = published(broker)
         listener = Listener()
         with kafka.producer(listener, send_msg_timeout=1_000) as producer:
             wait_for(lambda: not failed(producer.send_message_in_transaction, Message("orders", b"before")))

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +18,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
-from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check, failed
+from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check, failed, published
 from tests.support.pausing import paused
 from tests.support.polling import WAIT_S, patience, wait_for
 
@@ -44,12 +44,9 @@ QUICK = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
 
 
 @pytest.fixture(params=ENGINES)
-def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Namespace:
     """Empty topics with published settings, for both engines."""
-    namespace = Namespace(broker)
-    namespace.engine = request.param
-    namespace.publish()
-    yield namespace
+    return published(broker, request.param)
 
 
 def limit(kafka: Namespace, topic: str, size: int) -> None:
@@ -178,8 +175,7 @@ def test_the_same_question_again_is_answered_without_asking(kafka: Namespace) ->
 
 def test_what_was_not_sent_in_an_outage_is_not_sent_after_it(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.publish()
+        kafka = published(broker)
         with kafka.producer(Listener(), send_msg_timeout=1_000) as producer:
             connect(producer.send_message_in_transaction)
             connect(producer.send)
@@ -197,8 +193,7 @@ def test_what_was_not_sent_in_an_outage_is_not_sent_after_it(tmp_path: Path) -> 
 
 def test_a_send_that_joins_an_older_try_to_connect_has_all_its_time(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.publish()
+        kafka = published(broker)
         with kafka.producer(Listener(), send_msg_timeout=2_000) as producer, ThreadPoolExecutor(1) as beside:
             connect(producer.send)
             broker.stop()
@@ -217,8 +212,7 @@ def test_a_send_that_joins_an_older_try_to_connect_has_all_its_time(tmp_path: Pa
 @pytest.mark.parametrize("send", ["send", "send_message_in_transaction"])
 def test_tries_while_a_broker_hangs_are_a_record_or_two_more(tmp_path: Path, send: str, engine: str) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.publish()
+        kafka = published(broker)
         with kafka.producer(Listener(), send_msg_timeout=1_000, engine=engine) as producer:
             known = getattr(producer, send)
             connect(known)
@@ -248,8 +242,7 @@ def connect(send: Callable[[Message], SendResult]) -> None:
 
 def test_a_send_waits_longer_when_told_to(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.publish()
+        kafka = published(broker)
         with kafka.producer(send_msg_timeout=1_000) as producer:
             producer.send(Message("orders", b"before"), timeout=60_000)
             with paused(broker, seconds=4):
@@ -283,8 +276,7 @@ def test_a_record_that_kafka_refuses_was_not_sent_and_those_beside_it_are_not_bl
 def test_a_refused_record_that_no_thread_can_send_by_itself_fails_and_the_next_one_is_sent(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kafka, start = Namespace(broker), threading.Thread.start
-    kafka.publish()
+    kafka, start = published(broker), threading.Thread.start
     limit(kafka, "messages", 1_000)
 
     def refused(thread: threading.Thread) -> None:
@@ -302,8 +294,7 @@ def test_a_refused_record_that_no_thread_can_send_by_itself_fails_and_the_next_o
 
 def test_a_client_that_was_replaced_leaves_nothing_after_a_shutdown(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.publish()
+        kafka = published(broker)
         limit(kafka, "messages", 1_000)
         before, outcomes = set(threading.enumerate()), list[BaseException | None]()
         with kafka.producer(engine="confluent") as producer:
@@ -370,8 +361,7 @@ def test_what_is_sent_again_through_an_outage_is_one_message(spark: SparkSession
 def test_a_shutdown_in_an_outage_ends_in_time_and_leaves_no_thread(tmp_path: Path, fails: str, is_left: bool) -> None:
     before = set(threading.enumerate())
     with EmbeddedBroker(tmp_path) as broker:
-        kafka = Namespace(broker)
-        kafka.publish()
+        kafka = published(broker)
         producer = kafka.producer(Listener(check=COMMIT), send_msg_timeout=1_000)
         producer.start()
         connect(producer.send_message_in_transaction)

@@ -110,6 +110,14 @@ class Namespace:
         return found  # type: ignore[no-any-return]
 
 
+def published(broker: EmbeddedBroker, engine: str = "kafka-python") -> Namespace:
+    """Empty topics with published settings."""
+    namespace = Namespace(broker)
+    namespace.engine = engine
+    namespace.publish()
+    return namespace
+
+
 def failed(send: Callable[[Message], object], message: Message) -> MQClientException | None:
     """The error of a send, if there was one."""
     try:
