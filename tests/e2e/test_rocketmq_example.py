@@ -1,4 +1,4 @@
-"""RocketMQ's transaction example, ported, a trace, and batches, by a real coordinator; results read without Spark.
+"""RocketMQ's transaction example, ported, and a Node client, a trace, and batches, by a real coordinator.
 
 The example of scheduled messages: tests/e2e/test_notebook.py.
 """
@@ -6,6 +6,9 @@ The example of scheduled messages: tests/e2e/test_notebook.py.
 from __future__ import annotations
 
 import runpy
+import shutil
+import signal
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +17,9 @@ import pytest
 from deltalake import DeltaTable
 from tests.support import tables
 from tests.support.collector import Collector, parent, traceparent
+from tests.support.killing import ROOT, kill
 from tests.support.namespace import Listener
+from tests.support.packages import fetch
 from tests.support.polling import wait_for
 
 import commitlake
@@ -24,7 +29,7 @@ from commitlake.clients import tracing
 if TYPE_CHECKING:
     from commitlake.coordinator.coordinator import Coordinator
 
-EXAMPLE = Path(__file__).parents[2] / "notebooks" / "examples" / "rocketmq_transaction.py"
+EXAMPLES = ROOT / "notebooks" / "examples"
 
 
 def kafka_of(coordinator: Coordinator) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def kafka_of(coordinator: Coordinator) -> dict[str, Any]:
 
 
 def test_ten_unknown_transactions_end_by_their_checks(coordinator: Coordinator) -> None:
-    example: dict[str, Any] = runpy.run_path(str(EXAMPLE))
+    example: dict[str, Any] = runpy.run_path(str(EXAMPLES / "rocketmq_transaction.py"))
     warehouse, listener = coordinator.config.warehouse, example["TransactionListenerImpl"]()
     with TransactionMQProducer(example["GROUP"], listener, **kafka_of(coordinator)) as producer:
         ids = example["send_ten"](producer)
@@ -123,3 +128,36 @@ def test_batches_are_whole_in_every_version_of_the_table(coordinator: Coordinato
         assert [(row["tags"], row["keys"]) for row in rows] == [(f"Tag{at}", f"KEY{at}") for at in range(10)]
         assert [dict(row["properties"]) for row in rows] == [{"buyer": f"buyer {at}"} for at in range(10)]
         assert len({(row["stored_at"], row["born_at"], row["visible_at"], row["queue_id"]) for row in rows}) == 1
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The example with what `npm install` brings."""
+    place = shutil.copytree(EXAMPLES / "node", tmp_path / "node", ignore=shutil.ignore_patterns("node_modules"))
+    fetch("npm", "install", "--silent", cwd=place)
+    return place
+
+
+@pytest.mark.soak  # npm fetches a package
+def test_a_node_client_commits_rolls_back_and_answers_a_check(coordinator: Coordinator, installed: Path) -> None:
+    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
+    command = ["node", "transaction.js", kafka.bootstrap_servers, kafka.topic_prefix]
+    client = subprocess.Popen(command, cwd=installed, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert client.stdout is not None
+        sent = dict(client.stdout.readline().split()[:2] for _ in range(3))
+
+        def ends() -> dict[str, tuple[str, str]]:
+            mine = [row for row in tables.rows(warehouse, "transactions") if row["producer_group"] == "node-service"]
+            return {row["transaction_id"]: (row["state"], row["reason"]) for row in mine}
+
+        wait_for(lambda: len(ends()) == 3)
+        assert ends() == {
+            sent["paid"]: ("COMMITTED", "DIRECT"),
+            sent["declined"]: ("ROLLED_BACK", "DIRECT"),
+            sent["late"]: ("COMMITTED", "CHECK"),
+        }
+        client.send_signal(signal.SIGTERM)
+        assert client.wait(30) == 0
+    finally:
+        kill(client)

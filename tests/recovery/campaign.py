@@ -35,11 +35,10 @@ from tests.support.killing import KILLED, TOO_LONG, Run, Runs, delete_checkpoint
 from tests.support.lake import Lake
 from tests.support.live_state import Rebuilds, different, without_parked
 from tests.support.misfortune import Action, Fate, Misfortune
-from tests.support.mixed_traffic import MixedTraffic
+from tests.support.mixed_traffic import MixedTraffic, Shop
 from tests.support.oracle import Oracle, Seen
 from tests.support.pausing import UnsteadyBroker
 from tests.support.polling import patience
-from tests.support.shop import Shop
 from tests.support.small_disk import SmallDisk
 from tests.support.table_streams import AddedFiles, Group
 

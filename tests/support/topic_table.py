@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.pandas.types import to_arrow_schema
 
+import commitlake
 from commitlake.tables import TABLES, TOPIC
 
 AT = 1_767_225_600_000_000
@@ -73,3 +77,40 @@ def half(offset: int, keys: str, **more: Any) -> dict[str, Any]:
         **{"transaction_id": f"t{offset}", "message_id": f"m{offset}", "producer_group": "shop", "keys": keys},
         **{"stored_at": AT + offset, **more},
     }
+
+
+def consumer(warehouse: Path, topic: Any = "orders", **arguments: Any) -> Any:
+    given = {"group": "points", "poll": "50ms", "lease": "3s", **arguments}
+    return commitlake.consume({"warehouse": str(warehouse)}, topic, **given)
+
+
+def rest(warehouse: Path, most: int = 1_000, **arguments: Any) -> list[str]:
+    """What a group has not done, and does now."""
+    with consumer(warehouse, follow=False, **arguments) as messages:
+        return [each.message_id for each in islice(messages, most) if each.done() is None]
+
+
+def put_off(warehouse: Path, *names: str, after: str = "1h", most: int = 16) -> None:
+    """Does what a group has not done, but for these messages: they come again, or are dead letters with `most=1`."""
+    with consumer(warehouse, follow=False) as messages:
+        for each in messages:
+            each.retry(after, most) if each.message_id in names else each.done()
+
+
+@contextmanager
+def running(messages: Any, handle: Any) -> Iterator[None]:
+    """A consumer in a thread of its own."""
+
+    def read() -> None:
+        with messages:
+            for each in messages:
+                handle(each)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        messages.stop()
+        thread.join(30)
+        assert not thread.is_alive()

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from tests.support.consumers import consumer as consuming
-from tests.support.consumers import put_off, running
-from tests.support.consumers import rest as ids
 from tests.support.polling import wait_for
-from tests.support.topic_table import compact, message, write
+from tests.support.topic_table import compact, message, put_off, running, write
+from tests.support.topic_table import consumer as consuming
+from tests.support.topic_table import rest as ids
 
 import commitlake
 from commitlake.clients.consumer import overview

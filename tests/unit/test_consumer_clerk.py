@@ -12,9 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.consumers import consumer, rest
 from tests.support.polling import wait_for
-from tests.support.topic_table import message, table, write
+from tests.support.topic_table import consumer, message, rest, table, write
 
 from commitlake.clients.consumer import assignment, group_member
 from commitlake.clients.consumer.clerk import Clerk

@@ -20,9 +20,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
-from tests.support.consumers import consumer, put_off, rest, running
 from tests.support.polling import wait_for
-from tests.support.topic_table import message, write
+from tests.support.topic_table import consumer, message, put_off, rest, running, write
 
 from commitlake import config
 from commitlake.clients.consumer import assignment, overview

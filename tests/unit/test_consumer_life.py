@@ -14,9 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.consumers import consumer, rest, running
 from tests.support.polling import wait_for
-from tests.support.topic_table import message, write
+from tests.support.topic_table import consumer, message, rest, running, write
 
 from commitlake.clients.consumer import assignment, clerk, group_member, subscription
 from commitlake.clients.consumer.group import Group

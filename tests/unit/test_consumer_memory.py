@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.consumers import consumer, rest, running
 from tests.support.polling import wait_for
-from tests.support.topic_table import compact, message, table, write
+from tests.support.topic_table import compact, consumer, message, rest, running, table, write
 
 from commitlake.clients.consumer import subscription, topic
 from commitlake.clients.consumer.cursor import Cursor

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.consumers import consumer, rest
+from tests.support.topic_table import consumer, rest
 
 from commitlake.errors import ConsumerError
 
@@ -21,7 +21,7 @@ PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import commitlake
-from tests.support.consumers import consumer
+from tests.support.topic_table import consumer
 from commitlake.clients.consumer.topic import Topic
 from commitlake.errors import ConsumerError
 

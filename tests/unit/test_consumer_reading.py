@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
-from tests.support.consumers import put_off, rest
-from tests.support.topic_table import SCHEMA, compact, message, table, write
+from tests.support.topic_table import SCHEMA, compact, message, put_off, rest, table, write
 
 import commitlake
 from commitlake import config

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.consumers import consumer, rest
 from tests.support.polling import awaited, wait_for
-from tests.support.topic_table import message, write
+from tests.support.topic_table import consumer, message, rest, write
 
 import commitlake
 from commitlake.clients.consumer import runner

@@ -97,7 +97,7 @@ def test_the_table_has_each_folder_of_the_package() -> None:
     ("path", "some"),
     [
         ("lib/commitlake/coordinator/landing/land.py", "tests/recovery/test_landing_recovery.py"),
-        ("lib/commitlake/coordinator/round.py", "tests/recovery/test_round.py"),
+        ("lib/commitlake/coordinator/round.py", "tests/recovery/test_corners.py"),
         ("tests/spark/test_audit.py", "tests/spark/test_audit.py"),
         ("tests/support/lake.py", "tests/spark/test_coordination_rules.py"),
         ("spark-submit.sh", "tests/e2e/test_launch.py"),

@@ -15,8 +15,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from tests.support import table_features
-from tests.support.consumers import rest
-from tests.support.topic_table import message, write
+from tests.support.topic_table import message, rest, write
 
 import commitlake
 from commitlake import config
