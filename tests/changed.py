@@ -20,15 +20,15 @@ TESTS = {
     "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/java_tutorial e2e/rocketmq_example",
     "clients/producer": """e2e/producer e2e/producer_faults e2e/many_producers
         e2e/async_producer e2e/checks
-        e2e/gateway e2e/postgres_answers e2e/rocketmq_example""",
+        e2e/gateway e2e/rules_answer_checks e2e/rocketmq_example""",
     "clients": "e2e/producer",
-    "config": "e2e/launch e2e/security recovery/growth recovery/full_disk",
+    "config": "e2e/launch e2e/security recovery/restarts recovery/faults",
     "coordinator": """spark/coordination_rules spark/rehearsal
         recovery/corners recovery/restarts recovery/liveness recovery/faults recovery/campaign
         e2e/metrics steady/steady_load""",
     "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
         spark/visible_at spark/in_memory_coordinator
-        recovery/coordination_recovery recovery/corners e2e/checks e2e/delayed_by_key""",
+        recovery/coordination_recovery recovery/corners e2e/checks e2e/operations""",
     "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
     "coordinator/forwarding": "e2e/to_kafka",
     "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records
@@ -39,13 +39,13 @@ TESTS = {
     "coordinator/metrics": "e2e/metrics",
     "coordinator/recovery": """spark/open_rows recovery/corners recovery/backup
         recovery/coordination_recovery recovery/landing_recovery
-        recovery/two_coordinators recovery/signals recovery/growth recovery/campaign""",
-    "coordinator/resolving": "e2e/rules_answer_checks e2e/postgres_answers",
+        recovery/two_coordinators recovery/signals recovery/restarts recovery/campaign""",
+    "coordinator/resolving": "e2e/rules_answer_checks",
     "kafka": """e2e/embedded_broker e2e/kafka_topics
         e2e/kafka_cluster e2e/log_ends e2e/security e2e/clocks
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
-    "reading": "spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3 e2e/delayed_by_key",
+    "reading": "spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
     "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
         recovery/signals e2e/odd_machines""",
     "tables": """spark/tables spark/appends
@@ -53,7 +53,7 @@ TESTS = {
     "testing": "spark/in_memory_coordinator",
     "tools": "spark/questions e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
-    "tools/cli": "e2e/operations e2e/launch e2e/report_actions e2e/delayed_by_key spark/questions",
+    "tools/cli": "e2e/operations e2e/launch e2e/report_actions spark/questions",
     "tools/demo": "e2e/demo",
     "tools/report": "spark/report e2e/report_actions",
     "conf": "e2e/metrics e2e/alerts e2e/launch",
