@@ -24,6 +24,14 @@ KILLED, TOO_LONG = "killed", "did not end"
 _UP_S, _END_S = 120, 400
 
 
+def python(
+    *words: str, check: bool = False, timeout: float = 300, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python with words of a command line, to its end."""
+    command, own = [sys.executable, *words], {**ENVIRONMENT, **environment}
+    return subprocess.run(command, env=own, capture_output=True, text=True, check=check, timeout=timeout)
+
+
 def kill(process: subprocess.Popen[Any]) -> None:
     """Kills a process that leads a group, and all else in that group, such as its JVM; harmless when it has ended."""
     if process.poll() is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.killing import python
 from tests.support.polling import wait_for
 from tests.support.topic_table import compact, consumer, message, rest, running, table, write
 
@@ -106,9 +107,7 @@ print("parent goes on")
 
 
 def run(warehouse: Path, program: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PRELUDE + program, str(warehouse)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    return python("-c", PRELUDE + program, str(warehouse), timeout=90)
 
 
 @pytest.mark.parametrize("program", [AFTER_BREAK, AFTER_NEXT, AFTER_BATCHES])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from tests.support import topic_table
-from tests.support.killing import ENVIRONMENT
+from tests.support.killing import ENVIRONMENT, python
 from tests.support.small_disk import SmallDisk
 from tests.support.topic_table import half, written
 
@@ -203,10 +203,7 @@ def test_a_directory_that_this_user_may_not_read_is_no_damage(
 def test_an_error_that_nobody_thought_of_is_a_line_unless_a_stack_is_asked_for(tmp_path: Path) -> None:
     script = "from commitlake.spark import process\nwith process.short_errors():\n    {}['no']"
     for level, is_shown in (("WARNING", False), ("DEBUG", True)):
-        environment = {**ENVIRONMENT, "COMMITLAKE_LOG": level}
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
-        )
+        done = python("-c", script, COMMITLAKE_LOG=level)
         assert done.returncode == 1
         assert done.stderr.splitlines()[-1] == "error: KeyError: 'no'; COMMITLAKE_LOG=DEBUG shows where"
         assert ("Traceback" in done.stderr) == is_shown
@@ -235,8 +232,7 @@ def test_a_stop_during_a_start_shows_no_stack_of_the_call_that_it_interrupts(lev
         "    except KeyboardInterrupt:\n        logging.exception('while sending')\n        raise\n"
         "process.main(job, exit_when_stopped=0)"
     )
-    environment = {**ENVIRONMENT, "COMMITLAKE_LOG": level}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    done = python("-c", script, COMMITLAKE_LOG=level)
     assert (done.returncode, "Traceback" in done.stderr) == (0, level == "DEBUG")
 
 

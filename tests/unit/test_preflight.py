@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.holding import held
+from tests.support.killing import python
 from tests.support.small_disk import SmallDisk
 
 from commitlake import config
@@ -54,8 +55,7 @@ def test_a_machine_that_lacks_something_is_told_in_a_line(
 
 def test_clients_of_kafka_refuse_a_python_that_leaves_assertions_out() -> None:
     program = "import commitlake; commitlake.DefaultMQProducer('g', bootstrap_servers='127.0.0.1:1').start()"
-    own = {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
-    done = subprocess.run([sys.executable, "-O", "-c", program], env=own, capture_output=True, text=True, check=False)
+    done = python("-O", "-c", program)
     assert "SetupError: python: -O, or PYTHONOPTIMIZE is set; allowed is neither, since assertions" in done.stderr
 
 
@@ -144,8 +144,7 @@ def test_a_limit_of_open_files_that_may_be_raised_is_raised() -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 2_000)); preflight.check({}, is_one_machine=True); "
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "lib")}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = python("-c", program, check=True)
     assert done.stdout == "2000 2000\n"
 
 
@@ -155,9 +154,8 @@ def test_a_module_that_hides_one_of_ours_is_named(tmp_path: Path, hidden: str, c
     file = tmp_path / hidden
     file.parent.mkdir(exist_ok=True)
     file.write_text("raise SystemExit('it was run')")
-    own = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}{os.pathsep}{tmp_path}"}
-    program = [sys.executable, "-m", "commitlake.tools.cli", command, "--help"]
-    done = subprocess.run(program, env=own, capture_output=True, text=True, check=False)
+    path = f"{ROOT / 'lib'}{os.pathsep}{tmp_path}"
+    done = python("-m", "commitlake.tools.cli", command, "--help", PYTHONPATH=path)
     first = tmp_path / hidden.partition("/")[0]
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: PYTHONPATH: {first} hides the module {first.stem}; allowed is directories")

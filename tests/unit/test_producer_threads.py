@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
+from tests.support.killing import python
 from tests.support.namespace import Listener
 from tests.support.polling import wait_for
 
@@ -266,10 +265,7 @@ def block(engine):
 left = block(ByHand(Client()))
 next(left)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, timeout=60, capture_output=True, text=True, check=False
-    )
+    done = python("-c", program, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "is at its end" in done.stdout
     assert "False" in done.stdout

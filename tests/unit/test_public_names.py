@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.killing import python
 
 import commitlake
 from commitlake import errors
@@ -18,7 +18,6 @@ from commitlake.errors import root_reason
 
 ROOT = Path(__file__).parents[2]
 LIB = ROOT / "lib"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(LIB)}
 CACHE = ROOT / ".mypy_cache" / "users"
 EXAMPLE = """
 import commitlake
@@ -113,14 +112,12 @@ def test_a_misspelt_name_is_an_attribute_error() -> None:
 )
 def test_a_name_loads_only_what_it_needs(use: str, needless: set[str]) -> None:
     code = f"import commitlake, sys; {use}; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert needless & set(run.stdout.split()) == set()
+    assert needless & set(python("-c", code, check=True).stdout.split()) == set()
 
 
 def test_kafka_python_warns_of_nothing() -> None:
     code = "import commitlake; commitlake.TransactionMQProducer; import commitlake.testing"
-    command = [sys.executable, "-W", "error::DeprecationWarning", "-c", code]
-    found = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    found = python("-W", "error::DeprecationWarning", "-c", code)
     assert (found.returncode, found.stderr) == (0, "")
 
 
@@ -151,8 +148,7 @@ for name in sys.argv[2].split(","):
 
 def used_without(modules: set[str], names: list[str]) -> list[str]:
     """What becomes of names where modules are not installed."""
-    command = [sys.executable, "-c", WITHOUT, ",".join(modules), ",".join(names)]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return python("-c", WITHOUT, ",".join(modules), ",".join(names), check=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -190,10 +186,7 @@ def test_import_star_and_help_load_what_is_installed(lacks: set[str], there: lis
         f"{WITHOUT.partition('import commitlake')[0]}from commitlake import *\nprint(sorted(globals()))\n"
         "import commitlake, pydoc\nprint('TransactionMQProducer' in pydoc.render_doc(commitlake))\n"
     )
-    command = [sys.executable, "-c", program, ",".join(lacks)]
-    named, is_helped = subprocess.run(
-        command, env=ENVIRONMENT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    named, is_helped = python("-c", program, ",".join(lacks), check=True).stdout.splitlines()
     assert is_helped == "True"
     optional = {"consume", "sink", "Coordinator"}
     assert {name for name in optional if repr(name) in named} >= set(there)

@@ -6,20 +6,18 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.support.killing import ENVIRONMENT
+from tests.support.killing import python
 
 from commitlake import config
 from commitlake.errors import ConfigError, SetupError
 from commitlake.spark import class_archive, cluster, executors, given, runtime, session
 
 SCRIPT = Path(__file__).parents[2] / "spark-submit.sh"
-LIBRARY = {**os.environ, "PYTHONPATH": str(SCRIPT.with_name("lib"))}
 
 
 def java_that_says(directory: Path, text: str) -> None:
@@ -128,7 +126,7 @@ def test_jars_from_a_directory_that_others_can_write_to_are_refused(
 
 def test_an_old_python_is_named_with_those_that_are_allowed() -> None:
     program = "import sys; sys.version_info = (3, 10, 13); import commitlake"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=LIBRARY)
+    done = python("-c", program)
     assert "SetupError: this is Python 3.10" in done.stderr
     assert "runs on Python 3.11 and newer" in done.stderr
 
@@ -215,7 +213,7 @@ def test_where_java_has_ended_by_itself_the_drivers_python_ends_too(tmp_path: Pa
     """It held the port of metrics and the embedded broker for 14 s more, so that the next start was refused."""
     driver = subprocess.Popen(["sleep", "60"])
     (tmp_path / "pid").write_text(str(driver.pid))
-    subprocess.run([sys.executable, "-c", LAUNCH, str(tmp_path), end], env=LIBRARY, capture_output=True, check=False)
+    python("-c", LAUNCH, str(tmp_path), end)
     gone = driver.poll()
     driver.kill()
     driver.wait()
@@ -422,6 +420,6 @@ def test_executors_get_the_packages_of_the_driver_once(tmp_path: Path, monkeypat
 def test_what_executors_import_needs_neither_delta_nor_a_kafka_client() -> None:
     imported = "import sys, commitlake.coordinator.coordination.state"
     code = f"{imported}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    done = python("-c", code, check=True)
     assert {"numpy", "pandas"} <= set(done.stdout.split())
     assert {"delta", "kafka", "yaml", "typer"} & set(done.stdout.split()) == set()

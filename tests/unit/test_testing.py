@@ -6,8 +6,6 @@ That it reads each vector of the contract: tests/unit/test_wire.py.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.killing import python
 
 from commitlake import (
     CommitLakeError,
@@ -356,7 +355,7 @@ def test_no_spark_no_java_and_no_connection_are_needed() -> None:
         "import threading; assert threading.active_count() == 1\n"
         "print(*{'pyspark', 'delta', 'py4j', 'pandas', 'pyarrow'} & set(sys.modules))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = python("-c", code)
     assert (run.stdout.strip(), run.stderr) == ("", "")
 
 
