@@ -260,7 +260,7 @@ def test_a_client_that_can_not_send_checks_ends_nothing(
     wrong = {"transaction_timeout": "0s", "kafka_options": {"compression.type": "nonsense"}}
     caplog.set_level(logging.WARNING, logger="commitlake")
     lake.run(spark, **wrong)
-    lake.op("COMMIT", "b", lake.half("b"))
+    lake.commit("b")
     lake.run(spark, **wrong)
     told = [each for each in caplog.messages if each.startswith("checks can't be sent to the Kafka topic")]
     assert len(told) >= 2

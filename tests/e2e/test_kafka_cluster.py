@@ -164,20 +164,20 @@ def test_records_at_offsets_that_an_unclean_election_gives_again_are_told(spark:
             leader = cluster.leader(half)
             (follower,) = cluster.in_sync(half) - {leader}
             with coordinators.Coordinator(spark, lake.config).start() as running:
-                commit(lake, "a")
+                lake.commit("a")
                 cluster.kill(follower)
                 wait_for(lambda: cluster.in_sync(half) == {leader}, LONG_S)
-                commit(lake, "b", "c")
+                lake.commit("b", "c")
                 wait_for(lambda: bodies(lake) == [b"a", b"b", b"c"], LONG_S)
                 cluster.kill(leader)
                 cluster.start(follower)
                 wait_for(lambda: cluster.leader(half) == follower, LONG_S)
                 with Lake(cluster.bootstrap_servers, "cut.", tmp_path, **one_queue) as later:  # another producer
-                    commit(later, "x", "y", "z")
+                    later.commit("x", "y", "z")
                     numbers = itertools.count()
 
                     def has_ended() -> bool:
-                        commit(later, f"later {next(numbers)}")  # Kafka is asked in each round
+                        later.commit(f"later {next(numbers)}")  # Kafka is asked in each round
                         return running.await_termination(timeout=2)
 
                     with pytest.raises(IdentityError, match=r"lost records .*half-0 from offset 1 on"):
@@ -195,12 +195,6 @@ def test_records_at_offsets_that_an_unclean_election_gives_again_are_told(spark:
         told = [row["value"] for row in lake.rows("rejected") if row["source"] == "half"]
         assert sorted(told) == [b"x", b"y"]
         assert {row["body"] for row in lake.rows("half")} == {b"b", b"c", *sent} - {b"x", b"y"}
-
-
-def commit(lake: Lake, *names: str) -> None:
-    """Sends committed transactions."""
-    for name in names:
-        lake.op("COMMIT", name, lake.half(name))
 
 
 def bodies(lake: Lake) -> list[bytes]:

@@ -212,7 +212,7 @@ def test_a_deadline_waits_for_an_op_behind_a_transaction_that_is_open_and_that_i
     settings = lake.configured(transaction_timeout="1s", transaction_check_max=0)
     with lake.relay(LONG_MS) as relay, Coordinator(spark, settings).start():
         opened = relay.op("UNKNOWN", "nothing", lake.end("half", 1), queue=0)
-        lake.op("COMMIT", "t", lake.half("t"))
+        lake.commit("t")
         lake.half("silent")
         lake.message("n")
         wait_for(lambda: lake.topic("delays"))  # what stands elsewhere lands meanwhile

@@ -271,7 +271,7 @@ def test_available_now_works_off_what_is_there_and_exits_0(broker: EmbeddedBroke
     place = tmp_path / "a,b"
     place.mkdir()
     lake = Lake(broker.bootstrap_servers, "now.", place)
-    lake.op("COMMIT", "t", lake.half("t"))
+    lake.commit("t")
     lake.close()
     where = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "now."}
     with coordinator(place, "--available-now", kafka__queues=2, **where) as running:

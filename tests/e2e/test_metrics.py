@@ -48,7 +48,7 @@ def running(spark: SparkSession, lake: Lake) -> Iterator[tuple[Coordinator, int]
 def test_metrics_are_what_the_tables_say(running: tuple[Coordinator, int], lake: Lake) -> None:
     coordinator, port = running
     for number in range(3):
-        lake.op("COMMIT", f"t{number}", lake.half(f"t{number}"))
+        lake.commit(f"t{number}")
     lake.op("ROLLBACK", "no", lake.half("no"))
     lake.half("open")
     lake.message("later", delays={headers.TIMER_DELAY_MS: "3600000"})

@@ -64,7 +64,7 @@ def connect_server(log: Path) -> Iterator[str]:
 def story(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A warehouse with an order that was committed and one that was discarded."""
     with Lake(broker.bootstrap_servers, "reading.", tmp_path_factory.mktemp("reading")) as lake:
-        lake.op("COMMIT", "paid", lake.half("paid"))
+        lake.commit("paid")
         lake.half("lost")
         lake.run(spark)
         lake.run(spark, transaction_timeout="0s", transaction_check_max=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support import tables
+from tests.support.kafka_cluster import free_ports
 from tests.support.namespace import Listener
 from tests.support.polling import patience, wait_for, wait_until_equal
 from tests.support.running import Coordinator as Process
@@ -280,7 +280,7 @@ def test_secrets_by_file_or_environment_appear_nowhere(
     (tmp_path / "key").write_text(secrets[1] + "\n")
     truststore = "ssl.truststore.location"
     options = {truststore: given[truststore], "ssl.key.password": f"file:{tmp_path / 'key'}"}
-    lake, port = tmp_path / "lake", _free_port()
+    lake, port = tmp_path / "lake", free_ports(1)[0]
     (lake / "events").mkdir(parents=True)
     arguments = _spark_arguments(lake, port)
     more = _as_settings(secured, options)
@@ -371,15 +371,6 @@ def _files(place: Path) -> dict[str, str]:
 def _leaks(texts: dict[str, str], secrets: list[str]) -> list[str]:
     assert texts
     return [name for name, text in texts.items() if any(secret in text for secret in secrets)]
-
-
-def _free_port() -> int:
-    """A port below those that the kernel gives to whoever asks for any, so nobody gets it before Spark does."""
-    for port in range(18_000, 19_000):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("every port is taken")
 
 
 NEW = "an0ther-secret"

@@ -114,7 +114,7 @@ def test_a_copy_whose_tables_are_of_different_moments_is_refused(
     spark: SparkSession, lake: Lake, older: str, told: str
 ) -> None:
     for number in range(3):
-        lake.op("COMMIT", f"t{number}", lake.half(f"t{number}"))
+        lake.commit(f"t{number}")
         lake.message(f"n{number}", topic="news")
         lake.run(spark)
         if number == 0:

@@ -77,6 +77,6 @@ def test_a_second_coordinator_names_the_first_and_ends(spark: SparkSession, lake
         error = second.begin().end()
         assert error.startswith("error: FencedError: ")
         assert f"host {socket.gethostname()}, pid {os.getpid()}, epoch {first.epoch}" in error
-        lake.op("COMMIT", "t", lake.half("t"))
+        lake.commit("t")
         wait_for(lambda: lake.topic("orders"), why=lambda: first.await_termination(timeout=0))
     assert len(lake.rows("epochs")) == 1

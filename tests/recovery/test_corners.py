@@ -78,7 +78,7 @@ def test_what_was_saved_while_a_position_was_missing_is_open_once(
 def test_a_batch_that_a_start_completes_before_its_landing_is_no_point_to_save(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake.op("COMMIT", "a", lake.half("a"))
+    lake.commit("a")
     lake.half("open")
     with monkeypatch.context() as patched:
         patched.setattr(positions, "append", killed_after_the_ledger(lake))
@@ -214,14 +214,14 @@ def test_files_of_dropped_input_rows_are_deleted(
 
 def test_a_topic_whose_table_was_deleted_is_named_and_can_be_made_anew(spark: SparkSession, lake: Lake) -> None:
     """A start ended in Spark's PATH_NOT_FOUND."""
-    lake.op("COMMIT", "a", lake.half("a"))
+    lake.commit("a")
     lake.run(spark)
     shutil.rmtree(lake.warehouse / "topics" / "orders")
     with pytest.raises(NoTableError, match=r"topics/orders; .* delete those of 'orders' from `destinations` and `forw"):
         lake.run(spark)
     for table in ("destinations", "forwarded"):
         Warehouse(spark, lake.config.warehouse).table(table).delete("topic = 'orders'")
-    lake.op("COMMIT", "b", lake.half("b"))
+    lake.commit("b")
     lake.run(spark)
     assert [row["body"] for row in lake.topic("orders")] == [b"b"]
     assert [row["topic"] for row in lake.rows("destinations")] == ["orders"]
@@ -232,7 +232,7 @@ def test_a_topic_whose_log_is_gone_begins_anew_and_its_files_still_have_its_rows
 ) -> None:
     """As the runbook says, with its two lines; messages without a transaction stand nowhere else."""
     for name in ("a", "b", "c"):
-        lake.op("COMMIT", name, lake.half(name))
+        lake.commit(name)
         lake.message(f"n{name}", topic="orders")
         lake.run(spark)
     table, away = lake.warehouse / "topics" / "orders", lake.root / "away"
@@ -244,7 +244,7 @@ def test_a_topic_whose_log_is_gone_begins_anew_and_its_files_still_have_its_rows
     table.rename(away)
     for name in ("destinations", "forwarded"):
         Warehouse(spark, lake.config.warehouse).table(name).delete("topic = 'orders'")
-    lake.op("COMMIT", "d", lake.half("d"))
+    lake.commit("d")
     lake.run(spark)
     assert [row["body"] for row in lake.topic("orders")] == [b"d"]
     rows = spark.read.option("basePath", str(away)).parquet(f"{away}/queue_id=*")
@@ -257,7 +257,7 @@ def test_a_deleted_topic_table_is_named_where_a_batch_that_was_cut_short_needs_i
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The start made it anew in silence, with no more than that batch's rows."""
-    lake.op("COMMIT", "a", lake.half("a"))
+    lake.commit("a")
     with monkeypatch.context() as patched, pytest.raises(Exception, match="Killed"):
         patched.setattr(positions, "append", killed_after_the_ledger(lake))
         lake.run(spark)
@@ -271,7 +271,7 @@ def test_a_deleted_topic_table_is_named_where_a_batch_that_was_cut_short_needs_i
         lake.run(spark)
         assert sorted(row["body"] for row in lake.topic("orders")) == sent
         assert [row["topic"] for row in lake.rows("destinations")] == ["orders"]
-        lake.op("COMMIT", "b", lake.half("b"))
+        lake.commit("b")
 
 
 def test_a_warehouse_whose_epochs_are_gone_is_no_new_one(spark: SparkSession, lake: Lake) -> None:
@@ -300,7 +300,7 @@ def test_no_decision_is_written_before_its_landing_is(
             raise WarehouseError("no space left")
         append(self, df, name, marker, **more)
 
-    lake.op("COMMIT", "a", lake.half("a"))
+    lake.commit("a")
     with monkeypatch.context() as patched, pytest.raises(WarehouseError, match="no space left"):
         patched.setattr(Timers, "note", noted)
         patched.setattr(Warehouse, "append", fails_late)

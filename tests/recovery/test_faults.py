@@ -53,7 +53,7 @@ def test_after_an_outage_of_kafka_overdue_checks_are_sent(
 ) -> None:
     settings = lake.configured(transaction_timeout="20s", transaction_check_interval="1h")
     with Coordinator(spark, settings).start() as coordinator:
-        lake.op("COMMIT", "a", lake.half("a"))
+        lake.commit("a")
         wait_for(lambda: is_visible(lake, "a"))
         at = lake.half("open")
         wait_for(lambda: len(lake.rows("half")) == 2)
@@ -65,7 +65,7 @@ def test_after_an_outage_of_kafka_overdue_checks_are_sent(
             broker.start()  # other tests need it
         lake.producer.close()  # its own waits between two attempts to connect have grown
         lake.producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
-        lake.op("COMMIT", "b", lake.half("b"))
+        lake.commit("b")
         wait_for(lambda: is_visible(lake, "b") and lake.checks(), why=lambda: coordinator.await_termination(0))
         lake.op("COMMIT", "open", at)
         wait_for(lambda: is_visible(lake, "open"))

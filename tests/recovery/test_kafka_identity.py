@@ -32,12 +32,6 @@ from commitlake.tables import Warehouse
 from commitlake.tools.audit.audit import audit
 
 
-def commit(lake: Lake, *names: str) -> None:
-    """Sends committed transactions, all to queue 0."""
-    for name in names:
-        lake.op("COMMIT", name, lake.half(name))
-
-
 def visible(lake: Lake) -> list[str]:
     """What consumers see, with what stands there twice."""
     return sorted(row["body"].decode() for row in lake.topic("orders"))
@@ -61,7 +55,7 @@ def refusal(spark: SparkSession, lake: Lake, **changes: object) -> str:
 def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
-    commit(lake, "a", "b", "c")
+    lake.commit("a", "b", "c")
     lake.run(spark)
     known, half = topics.identity(lake.config).cluster_id, lake.config.kafka.topic("half")
     with ExitStack() as stack:
@@ -76,7 +70,7 @@ def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
         for source in ("half", "op"):
             for record in lake.kafka(source):
                 copy.send(source, wire.Encoded(record.key, record.value, record.headers), record.partition)
-        commit(copy, "d")
+        copy.commit("d")
         error = refusal(spark, copy)
         assert f"lost would be {half}-0 offsets 0 to 2" in error
         assert "set accept.other_cluster to go on" in error
@@ -100,7 +94,7 @@ def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
 def test_a_topic_created_again_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
-    commit(lake, "a", "b")
+    lake.commit("a", "b")
     lake.run(spark)
     half = lake.config.kafka.topic("half")
     admin.delete_topics([half])
@@ -113,10 +107,10 @@ def test_a_topic_created_again_stops_the_start_until_accepted(
     assert is_gone(admin, half), "a refused start made it anew"
     topics.ensure_topics(lake.config)
     assert f"{half} was deleted and created again; accept.recreated_topic can't" in refusal(spark, lake)
-    commit(lake, "c")
+    lake.commit("c")
     error = refusal(spark, lake, accept_recreated_topic="true")
     assert f"accept.recreated_topic can't accept it: {half}-0 ends at 1, but landing has come to 2" in error
-    commit(lake, "d", "e")
+    lake.commit("d", "e")
     error = refusal(spark, lake)
     assert f"lost would be {half}-0 offsets 0 to 1; " in error
     assert "set accept.recreated_topic to go on" in error
@@ -141,7 +135,7 @@ def test_a_start_waits_until_a_leader_of_before_knows_of_its_successor(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that comes back has less than has landed: queries that began again behind its outage ended for that."""
-    commit(lake, "a")
+    lake.commit("a")
     lake.run(spark)
     known_from_a_later_leader(Warehouse(spark, lake.config.warehouse))
     asked: list[LogEnds] = []
@@ -182,7 +176,7 @@ def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_
     spark: SparkSession, lake: Lake
 ) -> None:
     """Its next records got offsets of messages that had landed, and were refused; also where it lacks the partition."""
-    commit(lake, "a")
+    lake.commit("a")
     lake.run(spark)
     warehouse = Warehouse(spark, lake.config.warehouse)
     servers, prefix, three = lake.config.kafka.bootstrap_servers, lake.config.kafka.topic_prefix, {"kafka.queues": 3}
@@ -196,7 +190,7 @@ def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_
     assert found
     assert found.ends == {"half": {2: 1}}
     with Lake(servers, f"{prefix}other.", lake.root) as other:
-        commit(other, "a")
+        other.commit("a")
         with pytest.raises(IdentityError, match=rf"{prefix}half, .*topic_prefix is '{prefix}other\.'; ") as caught:
             other.run(spark, accept_recreated_topic="true")
         half = other.config.kafka.topic("half")
@@ -230,11 +224,11 @@ def expire(admin: KafkaAdminClient, lake: Lake, before: int) -> None:
 def test_a_log_that_lost_offsets_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
-    commit(lake, "a", "b")
+    lake.commit("a", "b")
     lake.run(spark)
     expire(admin, lake, before=2)
     begin(lake.config, Warehouse(spark, lake.config.warehouse))  # all that is gone has landed
-    commit(lake, "c", "d", "e")
+    lake.commit("c", "d", "e")
     expire(admin, lake, before=4)
     half = lake.config.kafka.topic("half")
     error = f"{half}, partition 0 begins at offset 4, but 2 is the next to land: records at the offsets 2 to 3 are lost"
@@ -250,7 +244,7 @@ def test_offsets_lost_before_the_first_landing_stop_the_start(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
     lake.run(spark)
-    commit(lake, "a", "b", "c")
+    lake.commit("a", "b", "c")
     expire(admin, lake, before=2)
     assert "partition 0 begins at offset 2, but 0 is the next to land: records at the offsets 0 to 1" in refusal(
         spark, lake
@@ -260,7 +254,7 @@ def test_offsets_lost_before_the_first_landing_stop_the_start(
 
 
 def test_a_start_on_another_cluster_writes_nothing_there(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
-    commit(lake, "a")
+    lake.commit("a")
     lake.run(spark)
     with EmbeddedBroker(tmp_path / "other") as other:
         changed = replace(lake.config, kafka=replace(lake.config.kafka, bootstrap_servers=other.bootstrap_servers))
@@ -290,7 +284,7 @@ def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
 def test_a_log_that_ends_early_stops_the_start_until_accepted(
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit(lake, "a", "b", "c")
+    lake.commit("a", "b", "c")
     lake.run(spark)
     ends = topics.log_ends
 
@@ -334,9 +328,9 @@ def test_a_broker_that_was_restored_and_has_grown_again_stops_the_start_until_ac
 def test_a_cut_short_landing_that_expired_in_kafka_stops_the_start(
     spark: SparkSession, lake: Lake, admin: KafkaAdminClient
 ) -> None:
-    commit(lake, "a")
+    lake.commit("a")
     lake.run(spark)
-    commit(lake, "b", "c", "d")
+    lake.commit("b", "c", "d")
     with pytest.raises(CUT_SHORT):
         land(spark, lake.config, cut_at(Warehouse(spark, lake.config.warehouse), commit=1))
     expire(admin, lake, before=2)
@@ -381,14 +375,13 @@ class Restored(NamedTuple):
 @pytest.fixture
 def restored(spark: SparkSession, tmp_path: Path, prefix: str) -> Iterator[Restored]:
     with EmbeddedBroker(tmp_path / "kafka") as broker, Lake(broker.bootstrap_servers, prefix, tmp_path) as lake:
-        lake.op("COMMIT", "a", lake.half("a"))
+        lake.commit("a")
         made = Restored(lake, broker, tmp_path / "copy")
         broker.stop()
         shutil.copytree(broker.data_dir, made.copy)
         broker.start()
         broker.restart()  # so that its leaders have later epochs than those of the copy ever get
-        for name in "bc":
-            lake.op("COMMIT", name, lake.half(name))
+        lake.commit("b", "c")
         lake.op("COMMIT", "e", Position(0, 3))
         lake.message("n1", topic="orders")
         lake.run(spark)
@@ -445,19 +438,19 @@ def test_what_a_cut_short_landing_has_written_is_not_taken_for_what_gets_its_off
 ) -> None:
     """The log is cut above the position, so by that nothing that had landed was lost."""
     with EmbeddedBroker(tmp_path / "kafka") as broker, Lake(broker.bootstrap_servers, prefix, tmp_path) as lake:
-        lake.op("COMMIT", "a", lake.half("a"))
+        lake.commit("a")
         lake.run(spark)
-        lake.op("COMMIT", "b", lake.half("b"))
+        lake.commit("b")
         bad = lake.send("op", wire.Encoded(None, b"bad", []), 0)
         made = Restored(lake, broker, tmp_path / "copy")
         broker.stop()
         shutil.copytree(broker.data_dir, made.copy)
         made.start()
-        lake.op("COMMIT", "c", lake.half("c"))
+        lake.commit("c")
         assert killed_at(lake, "landing:positions", "before") == KILLED
         made.restore()
         expected = use_again(lake, "x")
-        lake.op("COMMIT", "y", lake.half("y"))
+        lake.commit("y")
         lake.run(spark)
         assert told(lake, "BAD_OP") == expected + Counter({(bad, b"bad"): 1})
         assert visible(lake) == ["a", "b", "c", "y"], "c was in the tables already"

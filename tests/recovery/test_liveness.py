@@ -45,7 +45,7 @@ def steady_traffic(lake: Lake) -> Iterator[None]:
         for number in itertools.count():
             if stopping.wait(0.02):
                 return
-            lake.op("COMMIT", f"other {number}", lake.half(f"other {number}"))
+            lake.commit(f"other {number}")
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()

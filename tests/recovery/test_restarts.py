@@ -150,13 +150,13 @@ def test_one_that_was_replaced_while_it_paused_does_not_begin_again(
     monkeypatch.setattr(Restarts, "pause_s", pausing)
     with Coordinator(spark, lake.config).start() as first:
         Failures([("positions", "before")]).arm(monkeypatch)
-        lake.op("COMMIT", "a", lake.half("a"))
+        lake.commit("a")
         wait_for(lambda: "all queries begin again" in caplog.text, why=lambda: caplog.text)
         with Coordinator(spark, lake.config).start() as second:
             goes_on.set()
             with pytest.raises(FencedError, match=r"has taken over this warehouse: .* epoch 2;"):
                 first.await_termination(timeout=60 * patience())
-            lake.op("COMMIT", "b", lake.half("b"))
+            lake.commit("b")
             wait_for(lambda: len(lake.topic("orders")) == 2, why=lambda: second.await_termination(0))
     assert len(lake.rows("epochs")) == 2
 
@@ -178,7 +178,7 @@ def test_a_begin_that_fails_behind_its_own_epoch_is_gone_about_again(
     with Coordinator(spark, lake.config).start() as running:
         Failures([("positions", "before")]).arm(monkeypatch)
         monkeypatch.setattr(fencing, "fence", failing)
-        lake.op("COMMIT", "a", lake.half("a"))
+        lake.commit("a")
         wait_for(lambda: running.await_termination(0) or len(lake.topic("orders")) == 1, 300)
         assert failed.is_set()
         assert running.epoch == 3
@@ -247,10 +247,10 @@ def test_a_run_that_has_ended_leaves_nothing_in_memory(
         assert running._run is not None
         first = weakref.ref(running._run)
         Failures([("positions", "before")]).arm(monkeypatch)
-        lake.op("COMMIT", "a", lake.half("a"))
+        lake.commit("a")
         wait_for(lambda: len(lake.topic("orders")) == 1, 300, lambda: running.await_termination(0))
         wait_for(lambda: is_gone(first), 120)
-        lake.op("COMMIT", "b", lake.half("b"))
+        lake.commit("b")
         wait_for(lambda: len(lake.topic("orders")) == 2, 300, lambda: running.await_termination(0))
         assert running._served.scheduler is not None
         kept = running._served.scheduler._context.half_cache._kept
@@ -331,7 +331,7 @@ def test_a_kafka_that_answers_and_is_refused_is_waited_for_with_an_alert(
         with Coordinator(spark, lake.configured(metrics_port=port)).start() as running:
             clean_up_by("compact")
             Failures([("positions", "before")]).arm(monkeypatch)
-            lake.op("COMMIT", "a", lake.half("a"))
+            lake.commit("a")
             wait_for(lambda: "all queries wait for Kafka, and nothing is lost: the Kafka topic " in caplog.text, 300)
             wait_for(lambda: reachable() == 0, 60)
             assert get(port, "/healthz")[0] == 200

@@ -119,7 +119,7 @@ def test_nobody_starts_while_the_jvm_of_a_killed_coordinator_lives(
     stands_by.join(5)
     assert stands_by.is_alive()
     threading.Timer(3, os.kill, (orphan.jvm, signal.SIGCONT)).start()
-    lake.op("COMMIT", "t", lake.half("t"))
+    lake.commit("t")
     with Coordinator(spark, lake.config).start(available_now=True):
         assert not orphan.has_jvm()
         assert [row["body"] for row in lake.topic("orders")] == [b"t"]

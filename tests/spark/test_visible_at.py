@@ -62,7 +62,7 @@ def held(
     steps = [*map("landing:{}".format, ("half", "op", "delayed", "rejected")), "coordination:transactions"]
     faults = [WriteFault(step, "before", "delay", seconds=HELD_S) for step in [*steps, "coordination:deliveries"]]
     with Lake(broker.bootstrap_servers, "visible.", place, **{"metrics.port": port}) as lake:
-        lake.op("COMMIT", "a", lake.half("a"))
+        lake.commit("a")
         lake.message("b", topic="orders", delays={headers.TIMER_DELAY_MS: "10"})
         lake.message("c", topic="orders")
         lake.message("")
@@ -110,7 +110,7 @@ def test_visible_at_never_falls_though_the_clock_is_put_back(spark: SparkSession
     with commitlake.start(spark, lake.settings) as coordinator:
         coordinator._clock.set(coordinator._clock.now_ms() + HOUR_MS)
         for number in range(2):
-            lake.op("COMMIT", f"a{number}", lake.half(f"a{number}"))
+            lake.commit(f"a{number}")
             lake.message(f"b{number}", topic="orders")
             wanted = 2 * (number + 1)
             wait_for(lambda: "orders" in lake.topics() and len(lake.topic("orders")) == wanted)  # noqa: B023
@@ -130,7 +130,7 @@ def test_no_row_is_visible_before_its_end_in_the_ledger_though_the_clock_is_put_
         publish(batch)
 
     monkeypatch.setattr(Batch, "publish", put_back)
-    lake.op("COMMIT", "a", lake.half("a"))
+    lake.commit("a")
     lake.run(spark)
     (shown,), (ended,), (batch,) = lake.topic("orders"), lake.rows("transactions"), lake.rows("batches")
     assert ended["resolved_at"] <= shown["visible_at"] <= batch["completed_at"]

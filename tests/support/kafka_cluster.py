@@ -36,7 +36,7 @@ class KafkaCluster:
     """
 
     def __init__(self, place: Path, **properties: str) -> None:
-        ports = _free_ports(2 * len(BROKERS))
+        ports = free_ports(2 * len(BROKERS))
         self.addresses = {number: f"127.0.0.1:{ports.pop()}" for number in BROKERS}
         controllers = {number: f"127.0.0.1:{ports.pop()}" for number in BROKERS}
         shared = {
@@ -122,7 +122,8 @@ def _node(
     return EmbeddedBroker(place, int(address.rpartition(":")[2]), properties={**shared, **own})
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody gets from the kernel before those who are told of them do."""
     found: list[int] = []
     for port in _PORTS[os.getpid() % 1_000 :: 7]:
         with socket.socket() as probe:

@@ -121,6 +121,11 @@ class Lake:
         record = wire.HalfRecord(transaction_id=tid, first_half=first, **{**fields, **more})
         return self.send("half", wire.encode_half(record), queue).position
 
+    def commit(self, *names: str) -> None:
+        """Sends committed transactions, all to queue 0."""
+        for name in names:
+            self.op("COMMIT", name, self.half(name))
+
     def message(self, msg_id: str, queue: int = 0, topic: str = "delays", **more: Any) -> Position:
         record = wire.MessageRecord(topic=topic, msg_id=msg_id, body=msg_id.encode(), producer_group="g", **more)
         return self.send("messages", wire.encode_message(record), queue).position

@@ -217,8 +217,7 @@ class Traffic:
 
 def send_some(lake: Lake) -> None:
     """A backlog of a few kinds."""
-    for name in ("paid", "sent"):
-        lake.op("COMMIT", name, lake.half(name))
+    lake.commit("paid", "sent")
     lake.op("ROLLBACK", "lost", lake.half("lost"))
     lake.message("late", delays=PAST)
     lake.message("now", topic="news")
