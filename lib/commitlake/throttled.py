@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from weakref import WeakSet
 
+log = logging.getLogger(__name__)
+
 _EVERY_S = 60.0
+_LONGEST_REASON = 500
 
 
 class Throttle:
@@ -86,3 +89,26 @@ class ThrottledWarning:
                 self._told.throttle.reset()
         if is_last:
             self._log.warning("it works again, after %.0f s", time.monotonic() - since)
+
+
+class Ignored:
+    """Counts ignored records, and logs at most one a minute: nobody who writes to the topic can fill the log.
+
+    Args:
+        topic: topic of the records.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.count = 0
+        self._topic = topic
+        self._lock, self._throttle = threading.Lock(), Throttle()
+
+    def add(self, record: str, reason: object) -> None:
+        """Count a record; `reason` names the problem."""
+        with self._lock:
+            self.count += 1
+        if self._throttle.is_due():
+            log.warning(
+                "ignored record %s of %s, and %d so far: %s; the next warning comes in a minute or later",
+                *(record, self._topic, self.count, f"{reason!s:.{_LONGEST_REASON}}"),
+            )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 
-_EVERY_S = 60.0
+from commitlake.throttled import Throttle
+
 _OURS = "commitlake"
 """Prefix of the names of this package's threads. Only the thread shows to whom a line of kafka-python belongs."""
 
@@ -16,23 +15,13 @@ class ThrottledFilter(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._next = 0.0
-        self._lock = threading.Lock()
+        self._throttle = Throttle()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a line is written."""
         if not str(record.threadName).startswith(_OURS) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
             return True
-        return record.levelno >= logging.WARNING and self.is_due()
-
-    def is_due(self) -> bool:
-        """Whether a minute has passed since this last returned true."""
-        with self._lock:
-            now = time.monotonic()
-            is_due = now >= self._next
-            if is_due:
-                self._next = now + _EVERY_S
-            return is_due
+        return record.levelno >= logging.WARNING and self._throttle.is_due()
 
 
 def quieten_kafka_python() -> None:

@@ -19,7 +19,6 @@ from kafka.errors import KafkaError as ClientError
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_progress import Calls, CheckProgress
 from commitlake.clients.producer.check_turns import Turned, turns
-from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.errors import RecordError, RefusedSend
 from commitlake.kafka.clients import python_group_options
@@ -27,6 +26,7 @@ from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import headers, wire
 from commitlake.protocol.kafka_topics import CHECK, check_topic
+from commitlake.throttled import Ignored
 
 log = logging.getLogger(__name__)
 

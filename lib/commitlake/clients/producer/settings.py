@@ -11,11 +11,11 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError
 
-from commitlake.clients.producer.ignored import Ignored
 from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import wire
+from commitlake.throttled import Ignored
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from commitlake.clients.producer.check_reader import CheckAnswerer
 from commitlake.clients.producer.database_transaction import DatabaseTransaction
 from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.ending import Ending
-from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
 from commitlake.clients.producer.message import (
@@ -37,6 +36,7 @@ from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
+from commitlake.throttled import Ignored
 
 log = logging.getLogger(__name__)
 
