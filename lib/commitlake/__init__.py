@@ -12,9 +12,9 @@ from commitlake.protocol.version import __version__
 
 if TYPE_CHECKING:  # the names of `_HOMES`, for type checkers and editors
     from commitlake.clients.consumer.asynchronous import AsyncConsumer as AsyncConsumer
-    from commitlake.clients.consumer.batches import MessageBatch as MessageBatch
     from commitlake.clients.consumer.consume import Consumer as Consumer
     from commitlake.clients.consumer.consume import consume as consume
+    from commitlake.clients.consumer.message import MessageBatch as MessageBatch
     from commitlake.clients.consumer.message import ReceivedMessage as ReceivedMessage
     from commitlake.clients.consumer.spark import read_topic as read_topic
     from commitlake.clients.consumer.spark import receipts as receipts
@@ -63,7 +63,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, a spark-submit w
 # Modules are loaded on first use: a producer needs no Spark, a Spark worker needs no Kafka client.
 _HOMES = {
     "AsyncConsumer": "commitlake.clients.consumer.asynchronous",
-    "MessageBatch": "commitlake.clients.consumer.batches",
+    "MessageBatch": "commitlake.clients.consumer.message",
     "Consumer": "commitlake.clients.consumer.consume",
     "consume": "commitlake.clients.consumer.consume",
     "ReceivedMessage": "commitlake.clients.consumer.message",

@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from commitlake.clients.consumer.consume import Consumer
-from commitlake.clients.consumer.handlers import Handler
 from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.runner import PAUSES
+from commitlake.clients.consumer.runner import PAUSES, Handler
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import stopped_by_signals

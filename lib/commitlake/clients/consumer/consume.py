@@ -14,15 +14,11 @@ from typing import Self, TypeVar
 
 from commitlake import config as configuration
 from commitlake.clients import tracing
-from commitlake.clients.consumer.arguments import Start, checked_group, seconds, start_ms, topics_of
-from commitlake.clients.consumer.batches import MessageBatch
+from commitlake.clients.consumer.arguments import Start, Tags, checked_group, seconds, start_ms, topics_of
 from commitlake.clients.consumer.filters import Filter
-from commitlake.clients.consumer.handlers import Handler, awaiting
-from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.outcomes import FORKED
-from commitlake.clients.consumer.runner import PAUSES, Runner
+from commitlake.clients.consumer.message import FORKED, MessageBatch, ReceivedMessage
+from commitlake.clients.consumer.runner import PAUSES, Handler, Runner, awaiting
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
-from commitlake.clients.consumer.tags import Tags
 from commitlake.config import object_store
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration

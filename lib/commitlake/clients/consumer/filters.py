@@ -18,7 +18,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from commitlake.clients.consumer.tags import Tags, tags_of
+from commitlake.clients.consumer.arguments import Tags, tags_of
 from commitlake.errors import ConsumerError
 
 log = logging.getLogger(__name__)

@@ -14,13 +14,11 @@ import pyarrow as pa
 
 from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
-from commitlake.clients.consumer.batches import MessageBatch
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight, Lane, Lanes
-from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.outcomes import Outcomes
+from commitlake.clients.consumer.message import MessageBatch, Outcomes, ReceivedMessage
 from commitlake.clients.consumer.plan import Window
 from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.retries import NEVER, Waiting

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from commitlake.clients.consumer import assignment
+from commitlake.clients.consumer.arguments import Tags
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import kept_receipts, kept_state, refuse_other_table
 from commitlake.clients.consumer.receipts import SCHEMA, STATES
 from commitlake.clients.consumer.rows import PLACE_COLUMNS
-from commitlake.clients.consumer.tags import Tags
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
