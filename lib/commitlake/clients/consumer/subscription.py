@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
+from commitlake.spark.process import Stop
 from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
@@ -45,16 +46,6 @@ _AGAIN_MOST = 1_000
 """Retries that are looked up together; less than `MOST_OPEN`, since a batch is handed over as a whole."""
 _PUT_OFF_MS = 2_000
 """Pause before a retry is looked up again whose row could not be read: the snapshot was older, or the store away."""
-
-
-class Flag(Protocol):
-    """A flag that stops an iteration."""
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-
-    def wake(self) -> None:
-        """End a wait for new messages."""
 
 
 class ReadOptions(NamedTuple):
@@ -92,7 +83,7 @@ class Subscription:
         stop: ends all waiting.
     """
 
-    def __init__(self, topic: str, plan: ReadOptions, stop: Flag) -> None:
+    def __init__(self, topic: str, plan: ReadOptions, stop: Stop) -> None:
         self.topic = topic
         self._plan, self._stop = plan, stop
         self._table: Topic | None = None
