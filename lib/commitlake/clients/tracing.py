@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import wraps
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from commitlake.errors import SetupError, installed_by
 from commitlake.protocol.version import __version__
@@ -22,33 +21,6 @@ TRACEPARENT = "traceparent"
 """The user property of W3C Trace Context; `tracestate` accompanies it."""
 _LONGEST = "0" * 55
 Attributes = Mapping[str, "str | int | None"]
-
-
-class Received(Protocol):
-    """A message as a consumer gets it."""
-
-    @property
-    def topic(self) -> str:
-        """The destination topic."""
-
-    @property
-    def message_id(self) -> str:
-        """`UNIQ_KEY` of the message."""
-
-    @property
-    def transaction_id(self) -> str | None:
-        """Id of the message's transaction; None without one."""
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """User properties."""
-
-    @property
-    def attempt(self) -> int:
-        """Number of this delivery to the group, counted from 1."""
-
-
-R = TypeVar("R", bound=Received)
 
 
 class Traced:
@@ -215,21 +187,19 @@ def checking(check: CheckRecord) -> AbstractContextManager[Traced]:
     return on.span("check", check.topic, on.kinds.INTERNAL, attributes, check.properties)
 
 
-def handling(handler: Callable[[R], object], group: str) -> Callable[[R], object]:
-    """A handler whose calls are spans, each in the trace of its message; the handler itself when tracing is off."""
-    on = _SWITCH.on
-    if on is None:
-        return handler
-    own = {"messaging.operation.type": "process", "messaging.consumer.group.name": group}
+def is_on() -> bool:
+    """Whether `trace` was called in this process."""
+    return _SWITCH.on is not None
 
-    @wraps(handler)
-    def traced(message: R) -> object:
-        ids = _ids(message.message_id, message.transaction_id)
-        attributes = {**own, **ids, "commitlake.attempt": message.attempt}
-        with on.span("process", message.topic, on.kinds.CONSUMER, attributes, message.properties):
-            return handler(message)
 
-    return traced
+def processing(
+    group: str, topic: str, message_id: str, transaction_id: str | None, attempt: int, properties: Mapping[str, str]
+) -> AbstractContextManager[Traced]:
+    """The span of a handler's call, in the trace of its message."""
+    if (on := _SWITCH.on) is None:
+        return _NOTHING
+    own = {"messaging.operation.type": "process", "messaging.consumer.group.name": group, "commitlake.attempt": attempt}
+    return on.span("process", topic, on.kinds.CONSUMER, {**own, **_ids(message_id, transaction_id)}, properties)
 
 
 def _ids(message_id: str, transaction_id: str | None) -> dict[str, str | None]:

@@ -13,11 +13,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from commitlake import config as configuration
-from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import Start, Tags, checked_group, seconds, start_ms, topics_of
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.message import FORKED, MessageBatch, ReceivedMessage
-from commitlake.clients.consumer.runner import PAUSES, Handler, Runner, awaiting
+from commitlake.clients.consumer.runner import PAUSES, Handler, Runner, awaiting, traced
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
 from commitlake.config import object_store
 from commitlake.errors import ConsumerError
@@ -267,7 +266,7 @@ class Consumer:
     ) -> None:
         """`run` with coroutines awaited on `loop`; None for an event loop of its own."""
         with awaiting(handler, loop) as call:
-            runner = Runner(tracing.handling(call, self.group), threads, most, pauses, ordered, self.told)
+            runner = Runner(traced(call, self.group), threads, most, pauses, ordered, self.told)
             with self, stopped_by_signals(self.told):  # until the last handler has returned
                 runner.run(self)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
+from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.errors import ConsumerError
@@ -285,6 +286,19 @@ def _key(message: ReceivedMessage) -> Hashable:
     """The topic and the sharding key, else the keys, by which messages are ordered; None for a message with neither."""
     key = message.sharding_key or message.keys
     return None if key is None else (message.topic, key)
+
+
+def traced(handler: Handler, group: str) -> Handler:
+    """A handler whose calls are spans, each in the trace of its message; the handler itself when tracing is off."""
+    if not tracing.is_on():
+        return handler
+
+    def call(message: ReceivedMessage) -> object:
+        ids = message.message_id, message.transaction_id
+        with tracing.processing(group, message.topic, *ids, message.attempt, message.properties):
+            return handler(message)
+
+    return call
 
 
 @contextmanager
