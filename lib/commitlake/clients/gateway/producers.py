@@ -10,11 +10,10 @@ from typing import TypeVar
 
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.message import Message, SendResult
 from commitlake.clients.producer.on_loop import SendLanes
-from commitlake.clients.producer.transaction import HalfMessage
+from commitlake.clients.producer.transaction import Ending, HalfMessage
 from commitlake.clients.producer.transactional import NEVER_COMMITTED, ROLLBACK, TransactionMQProducer, log_lost
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import OP

@@ -17,11 +17,10 @@ from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer import plain
 from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
-from commitlake.clients.producer.transaction import HalfMessage
+from commitlake.clients.producer.transaction import Ending, HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.protocol import wire
