@@ -14,8 +14,7 @@ from commitlake.clients.consumer.runner import PAUSES
 from commitlake.clients.gateway.deliveries import AT_ONCE_S, LONGEST_S, MOST_ATTEMPTS
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.routes import check_topic
-from commitlake.clients.gateway.status import ok
-from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
 from commitlake.errors import ConsumerError, GatewayRefusal
 from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.wire import Settings

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import grpc
 
-from commitlake.clients.gateway.access import Access
+from commitlake.clients.gateway.access import Access, Entry
 from commitlake.clients.gateway.checks import Checks
-from commitlake.clients.gateway.entry import Entry
 from commitlake.clients.gateway.producers import SEND_MS, Producers
 from commitlake.clients.gateway.service import MessagingService
 from commitlake.clients.gateway.stubs import servicers
