@@ -17,7 +17,7 @@ from tests.support.polling import wait_for
 
 import commitlake
 from commitlake.clients.delta import marks
-from commitlake.clients.delta.properties import DEADLINE, TABLES
+from commitlake.clients.delta.allowed_places import DEADLINE, TABLES
 from commitlake.errors import ConfigError
 
 

@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support import postgres, table_features
 
-from commitlake.clients.delta.properties import DEADLINE, TABLES
+from commitlake.clients.delta.allowed_places import DEADLINE, TABLES
 from commitlake.config import from_mapping
 from commitlake.coordinator.resolving import database as database_rules
 from commitlake.coordinator.resolving.resolve import Resolver, by_database, decided

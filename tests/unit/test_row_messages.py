@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from commitlake.clients.delta.row_messages import message_of
-from commitlake.clients.delta.sink import sink
+from commitlake.clients.delta.sink import message_of, sink
 from commitlake.errors import RecordError, RefusedSend
 from commitlake.testing import InMemoryCoordinator
 

@@ -14,9 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake import config as configuration
 from commitlake.clients.delta import marks
-from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
+from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces, properties
 from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of, warn_without_rule
-from commitlake.clients.delta.properties import properties
 from commitlake.clients.producer.message import Message
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transactional import TransactionMQProducer

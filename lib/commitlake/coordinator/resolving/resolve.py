@@ -20,8 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from commitlake.clients.delta import marks
-from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
-from commitlake.clients.delta.properties import DEADLINE, TABLES, deadline_of, places_of
+from commitlake.clients.delta.allowed_places import DEADLINE, DELTA_LOG, TABLES, AllowedPlaces, deadline_of, places_of
 from commitlake.config import Config
 from commitlake.config.terminal import printable
 from commitlake.coordinator.resolving.rules import POSTGRESQL, CheckRule, rule_of
