@@ -18,7 +18,7 @@ from tests.support.polling import wait_for
 from tests.support.tables import rows
 
 from commitlake.clients.gateway import server
-from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import SEND_MS
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 
-from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import THREADS, Producers
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s

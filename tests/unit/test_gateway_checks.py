@@ -12,7 +12,7 @@ from tests.support.gateway_in_memory import Kafka
 from commitlake.clients.gateway import checks as module
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.checks import Checks
-from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.sessions import Session
 from commitlake.clients.producer.check_progress import Calls

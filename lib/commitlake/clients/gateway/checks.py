@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.gateway.messages import check_command
+from commitlake.clients.gateway.messages import TransactionHandle, check_command
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.sessions import Session
 from commitlake.clients.producer.check_progress import Calls

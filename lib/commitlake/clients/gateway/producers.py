@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.message import Message, SendResult
 from commitlake.clients.producer.on_loop import SendLanes

@@ -10,8 +10,7 @@ from typing import Any
 from commitlake.clients.gateway.access import Access, Caller
 from commitlake.clients.gateway.checks import Checks
 from commitlake.clients.gateway.consumers import Consumers
-from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.gateway.messages import group_of, is_half, producer_message, topic_name
+from commitlake.clients.gateway.messages import TransactionHandle, group_of, is_half, producer_message, topic_name
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.receiving import consumer_settings
 from commitlake.clients.gateway.routes import assignment, route
