@@ -92,11 +92,7 @@ class ThrottledWarning:
 
 
 class Ignored:
-    """Counts ignored records, and logs at most one a minute: nobody who writes to the topic can fill the log.
-
-    Args:
-        topic: topic of the records.
-    """
+    """Counts ignored records of a topic, and logs at most one a minute: nobody who writes to it can fill the log."""
 
     def __init__(self, topic: str) -> None:
         self.count = 0

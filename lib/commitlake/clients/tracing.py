@@ -42,11 +42,7 @@ class Traced:
 
 
 class Tracing:
-    """Opens spans, and reads and writes the trace of a message. Needs OpenTelemetry.
-
-    Args:
-        provider: None for the global one.
-    """
+    """Opens spans, and reads and writes the trace of a message. Needs OpenTelemetry; None means its global provider."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         from opentelemetry import context, trace
@@ -159,12 +155,7 @@ def reserved() -> Mapping[str, str]:
 
 
 def sending(topic: str, batch: int | None = None) -> AbstractContextManager[Traced]:
-    """The span of a send, until Kafka has acknowledged it.
-
-    Args:
-        topic: the destination topic.
-        batch: number of messages in the batch; None for a single message.
-    """
+    """The span of a send, until Kafka has acknowledged it; `batch` is the number of messages in a batch."""
     if (on := _SWITCH.on) is None:
         return _NOTHING
     attributes = {"messaging.operation.type": "send", "messaging.batch.message_count": batch}

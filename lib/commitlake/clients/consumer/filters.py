@@ -39,11 +39,7 @@ _EXACT, _EXACT_TO = 1 << 53, 10**29
 
 
 class Filter:
-    """Keeps the rows that a group wants.
-
-    Args:
-        tags: Tags joined by `||`, or a list of them; None or `*` for all.
-        where: An SQL condition; None for all.
+    """Keeps the rows that a group wants: with one of its tags, and for which the SQL condition `where` holds.
 
     Raises:
         ConsumerError: The tags are not tags, or the condition can't be used.

@@ -34,25 +34,16 @@ UNPICKLED = (
 
 
 class Outcomes:
-    """Notes the outcomes of messages. Messages refer to it; once nothing does any more, the member leaves its group.
-
-    Args:
-        topic: topic of the messages.
-        member: takes the receipts.
-    """
+    """Notes the outcomes of messages. Messages refer to it; once nothing does any more, the member leaves its group."""
 
     def __init__(self, topic: str, member: GroupMember) -> None:
         self.topic, self.member, self._pid = topic, member, os.getpid()
         weakref.finalize(self, member.abandon).atexit = False
 
     def finish(self, handed: list[InFlight], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
-        """Note the outcome of messages.
+        """Note the outcome of messages: `DONE`, `DEAD`, or `RETRY`, due at `due_ms` (ms since epoch, UTC).
 
-        Args:
-            handed: the messages.
-            state: `DONE`, `RETRY` or `DEAD`.
-            due_ms: when the next attempt is due, ms since epoch, UTC; None without one.
-            remark: any text, for the receipt.
+        `remark` is any text, for the receipt.
 
         Raises:
             ConsumerError: this process was forked from the one that owns the messages.

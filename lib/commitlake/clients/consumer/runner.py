@@ -52,16 +52,7 @@ class Line:
 
 
 class Runner:
-    """Calls a handler, in threads, with the messages of a consumer.
-
-    Args:
-        handler: called with each message.
-        threads: how many calls run at a time.
-        most: attempts, after which a message is a dead letter.
-        pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
-        ordered: handle the messages of one key one by one, in order; a retry holds up the messages behind it.
-        stop: ends the run.
-    """
+    """Calls a handler, in threads, with the messages of a consumer; see `Consumer.run`. `stop` ends the run."""
 
     def __init__(
         self,
@@ -305,9 +296,7 @@ def traced(handler: Handler, group: str) -> Handler:
 def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterator[Handler]:
     """The handler as threads call it: a call returns when the work, awaited or not, has ended.
 
-    Args:
-        handler: a function, or a coroutine function.
-        loop: the event loop that awaits coroutines; None for an own loop, which starts with the first coroutine.
+    Coroutines are awaited on `loop`; without one on an own loop, which starts with the first coroutine.
 
     Raises:
         ConsumerError: `handler` is not callable, or a generator function.

@@ -75,13 +75,7 @@ class ReadOptions(NamedTuple):
 
 
 class Subscription:
-    """One topic, read by one member of a group.
-
-    Args:
-        topic: the topic's name.
-        plan: how it is read.
-        stop: ends all waiting.
-    """
+    """One topic, read by one member of a group, until `stop` is set."""
 
     def __init__(self, topic: str, plan: ReadOptions, stop: Stop) -> None:
         self.topic = topic

@@ -81,10 +81,6 @@ class TopicFiles(Snapshot):
 class Topic:
     """Reads the table of a topic.
 
-    Args:
-        place: Place of the table.
-        options: deltalake's `storage_options`.
-
     Attributes:
         id: Id of the table; a table that is created at the same place later has another id.
 

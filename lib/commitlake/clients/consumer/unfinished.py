@@ -51,16 +51,8 @@ def unfinished(
     """Messages that a group has not done, the oldest first, whether or not a consumer of the group runs.
 
     A group of `consume` begins where its `start` said, and has passed the messages that its filter did not want. A
-    group that has only receipts of Spark, or none, begins with the first message.
-
-    Args:
-        conf: names the tables.
-        topic: the topic.
-        group: the group of consumers.
-        tags: as in `consume`.
-        where: as in `consume`.
-        limit: the largest number of messages, also in memory; None for all.
-        options: deltalake's `storage_options`.
+    group that has only receipts of Spark, or none, begins with the first message. `tags` and `where` are as in
+    `consume`; `limit` bounds the messages, also in memory.
 
     Returns:
         Columns visible_at, message_id, transaction_id, tags, keys, properties, position, state (`OPEN`, `RETRY` or

@@ -63,12 +63,7 @@ def deadline_of(text: str) -> int:
 
 
 class AllowedPlaces:
-    """The places of one rule.
-
-    Args:
-        config: the coordinator's configuration; its warehouse, checkpoints and receipts are never allowed.
-        group: producer group of the rule.
-        places: the places that the rule names.
+    """The places of one rule; the coordinator's warehouse, checkpoints and receipts are never allowed.
 
     Raises:
         ConfigError: a place can be read in several ways.

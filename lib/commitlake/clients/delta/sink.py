@@ -234,11 +234,9 @@ def _chunks(rows: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def selected(frame: DataFrame, columns: Mapping[str, str | None]) -> DataFrame:
-    """The columns of messages: binary columns as they are, all others as Spark's text of them.
+    """The columns of messages, by SQL for each of `FIELDS`, None for NULL.
 
-    Args:
-        frame: rows with any columns.
-        columns: SQL for each of `FIELDS`; None for NULL.
+    Binary columns stay as they are, all others become Spark's text of them.
 
     Raises:
         ConfigError: the body is neither a string nor binary, so a reader could not know its format.
@@ -256,12 +254,7 @@ def selected(frame: DataFrame, columns: Mapping[str, str | None]) -> DataFrame:
 
 
 def message_of(row: Mapping[str, Any], topic: str, properties: dict[str, str]) -> Message:
-    """The message of a row.
-
-    Args:
-        row: `FIELDS`, each a string, bytes, or None.
-        topic: destination.
-        properties: of the message.
+    """The message of a row with `FIELDS`, each a string, bytes, or None.
 
     Raises:
         RecordError: `NULL_BODY`, or keys or tags that are not UTF-8.

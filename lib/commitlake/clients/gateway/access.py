@@ -24,10 +24,7 @@ _ONLY = "pull consumers, offsets and lite topics are not supported; use a push c
 
 
 def parse_keys(text: str) -> dict[str, str]:
-    """Access keys and their secrets.
-
-    Args:
-        text: YAML, a line `key: secret` for each.
+    """Access keys and their secrets, from YAML with a line `key: secret` for each.
 
     Raises:
         ConfigError: the text is anything else; the error shows nothing of it.
@@ -57,13 +54,10 @@ class Caller(NamedTuple):
 
 
 class Access:
-    """Checks the metadata of each call.
+    """Checks the metadata of each call; without any keys everybody may call.
 
     A client signs a time that it writes by its own clock and zone. So a signature proves that somebody had the secret,
     but not when. Connections that may be overheard need TLS.
-
-    Args:
-        keys: secrets by access key; empty: everybody may call.
     """
 
     def __init__(self, keys: Mapping[str, str]) -> None:
@@ -100,11 +94,7 @@ class Access:
 
 
 class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Admits supported calls by their metadata alone. Others get a RocketMQ status, and their bodies stay unread.
-
-    Args:
-        access: who may call.
-    """
+    """Admits supported calls by their metadata alone. Others get a RocketMQ status, and their bodies stay unread."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

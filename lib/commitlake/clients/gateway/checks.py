@@ -42,11 +42,6 @@ class Checks:
 
     The offset of a check is committed after its answer, so a gateway that is killed in between loses no check. When all
     producers of a check have disconnected, the coordinator sends it again.
-
-    Args:
-        link: connection to the checks in Kafka.
-        producers: send UNKNOWN for a producer that does not answer.
-        answer_s: how long an answer may take.
     """
 
     def __init__(self, link: KafkaLink, producers: Producers, answer_s: float = ANSWER_S) -> None:

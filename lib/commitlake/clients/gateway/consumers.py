@@ -46,12 +46,7 @@ _DEAD = "the client gave it up"
 
 
 class Consumers:
-    """Receives messages for clients, and notes the outcomes.
-
-    Args:
-        settings: the coordinator's configuration, which names the tables.
-        is_connected: tells by a client's id whether it has a telemetry stream.
-    """
+    """Receives messages for clients, and notes the outcomes."""
 
     def __init__(self, settings: Config, is_connected: Callable[[str], bool]) -> None:
         self._settings = settings
@@ -65,11 +60,7 @@ class Consumers:
     async def receive(self, request: Proto, caller: Caller, limits: Settings, left_s: float | None) -> list[Proto]:
         """Messages for a call, which waits for the first one; empty when none arrives in time.
 
-        Args:
-            request: of `ReceiveMessage`.
-            caller: the client that calls.
-            limits: the coordinator's limits, which name the allowed topics.
-            left_s: seconds until the call's deadline; None without a deadline.
+        `left_s` is the time until the call's deadline; None without a deadline.
 
         Raises:
             GatewayRefusal: the group, the filter or a duration can't be used, the client has too many calls or

@@ -41,11 +41,7 @@ def is_half(given: Proto) -> bool:
 
 
 def producer_message(given: Proto, most: int) -> Message:
-    """The message as a producer sends it.
-
-    Args:
-        given: RocketMQ's message.
-        most: limit of its body in bytes; a gzip body is unpacked to at most one byte more.
+    """The message as a producer sends it; a gzip body is unpacked to at most `most` + 1 bytes.
 
     Raises:
         GatewayRefusal: the gateway does not accept such a message.
@@ -139,12 +135,7 @@ class TransactionHandle:
 
 
 def check_command(check: CheckRecord, topic: Proto) -> Proto:
-    """The command that asks a producer about one of its transactions.
-
-    Args:
-        check: the coordinator's check.
-        topic: the topic as the producer names it.
-    """
+    """The command that asks a producer about one of its transactions; `topic` is as the producer names it."""
     body = definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(check.body).hexdigest().upper())
     own = definitions.SystemProperties(
         message_id=check.msg_id,

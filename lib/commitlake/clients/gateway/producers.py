@@ -29,12 +29,7 @@ T = TypeVar("T")
 
 
 class GroupProducer(TransactionMQProducer):
-    """A producer of one group, over a connection that it neither starts nor stops.
-
-    Args:
-        group: producer group.
-        link: the connection.
-    """
+    """A producer of one group, over a connection that it neither starts nor stops."""
 
     def __init__(self, group: str, link: KafkaLink) -> None:
         super().__init__(group, bootstrap_servers=link.kafka.bootstrap_servers, send_msg_timeout=SEND_MS)
@@ -56,11 +51,7 @@ class GroupProducer(TransactionMQProducer):
 
 
 class Producers:
-    """The producers of all groups. Each call blocks a thread of their pool, for `SEND_MS` at most.
-
-    Args:
-        link: the connection to Kafka.
-    """
+    """The producers of all groups. Each call blocks a thread of their pool, for `SEND_MS` at most."""
 
     def __init__(self, link: KafkaLink) -> None:
         self._link, self._pool, self._lanes = link, DaemonPool(THREADS, "commitlake-gateway"), SendLanes()

@@ -87,12 +87,7 @@ def invisible_s(duration: Proto, least_s: float = AT_ONCE_S) -> float:
 
 
 def wait_s(request: Proto, left_s: float | None) -> float:
-    """How long a call may wait for its first message, s.
-
-    Args:
-        request: of `ReceiveMessage`.
-        left_s: seconds until the call's deadline; None without a deadline.
-    """
+    """How long a call may wait for its first message, s; `left_s` is the time until its deadline, None without one."""
     asked_s = request.long_polling_timeout.ToMilliseconds() / 1_000
     poll_s = asked_s if request.HasField("long_polling_timeout") else POLL_S
     return max(0.0, min(poll_s, _LONGEST_POLL_S, math.inf if left_s is None else left_s - _MARGIN_S))
@@ -142,14 +137,7 @@ def _problem(tags: str | None, where: str | None) -> str | None:
 
 
 def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: float | None) -> Proto:
-    """A message as its consumer gets it.
-
-    Args:
-        message: the message.
-        topic: as the consumer names it.
-        handle: the receipt handle.
-        duration_s: the invisible duration in seconds; None if the gateway renews it.
-    """
+    """A message as its consumer gets it. `duration_s` is its invisible duration; None if the gateway renews it."""
     body, key = message.body or b"", message.sharding_key
     texts = {name: value for name, value in message.properties.items() if value is not None}  # a Kafka header may be
     own = definitions.SystemProperties(

@@ -122,12 +122,6 @@ async def opened(
 ) -> AsyncIterator[int]:
     """Connect to Kafka and run a gateway within the `with` block; yields its port.
 
-    Args:
-        settings: the coordinator's configuration, which names Kafka and the tables.
-        entrance: the address, and who may call.
-        engine: the Kafka client that sends; see `DefaultMQProducer`.
-        start_ms: how long to wait for Kafka, ms.
-
     Raises:
         MQClientException: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.
         SetupError: the engine's package is missing.

@@ -30,11 +30,7 @@ Call = Callable[["MessagingService", Any, Caller], Awaitable[Any]]
 
 
 def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., Awaitable[Proto]]]:
-    """Check who calls, and turn errors of the call into a status.
-
-    Args:
-        response: makes the answer that holds the status.
-    """
+    """Check who calls, and turn errors of the call into a status, which the answer of `response` holds."""
 
     def decorated(call: Call) -> Callable[..., Awaitable[Proto]]:
         @wraps(call)
@@ -50,14 +46,7 @@ def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., 
 
 
 class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc, name-defined]
-    """The service that clients call. A producer may change to another gateway: no state of it is kept here only.
-
-    Args:
-        access: decides who may call.
-        producers: send to Kafka.
-        checks: ask the clients about their transactions.
-        settings: the coordinator's configuration, which names the tables that consumers read.
-    """
+    """The service that clients call. A producer may change to another gateway: no state of it is kept here only."""
 
     def __init__(self, access: Access, producers: Producers, checks: Checks, settings: Config) -> None:
         self._access = access

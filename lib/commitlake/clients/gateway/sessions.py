@@ -27,9 +27,6 @@ _ATTEMPTS, _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 3, 10, 1_000
 class Session:
     """One telemetry stream of a client.
 
-    Args:
-        caller: the client that opened it.
-
     Attributes:
         gone: done when the stream has ended.
         groups: number of groups whose checks it gets.

@@ -30,9 +30,6 @@ class ByHand:
     An exception of a signal handler (a time-out by `signal.alarm`, Celery's soft time limit) may leave a lock of
     kafka-python held, or its buffer torn; then no send would ever end. So other threads make the main thread's calls.
     The main thread only waits for them, by a lock of the call.
-
-    Args:
-        engine: the engine that sends.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -40,11 +40,7 @@ class CheckProgress:
 
 
 class Calls:
-    """Calls of the listener, each with a deadline.
-
-    Args:
-        timeout_s: how long a call may take.
-    """
+    """Calls of the listener, each of which may take `timeout_s`."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s

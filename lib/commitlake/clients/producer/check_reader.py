@@ -50,14 +50,8 @@ Answer = Callable[[wire.CheckRecord, Calls, Done], object]
 class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     """One Kafka consumer, in the Kafka consumer group that all instances of a producer group share.
 
-    It takes turns with the other readers of this process, and ends when the object of `answer` is collected.
-
-    Args:
-        link: connection to Kafka.
-        group: producer group whose checks are answered.
-        answer: answers one check; a method of an object.
-        executor: runs `answer`; None for a pool of its own.
-        timeout_s: seconds after which a running call counts as hung.
+    It takes turns with the other readers of this process, and ends when the object of `answer`, a method, is collected.
+    Answers run in `executor`, or in a pool of its own; after `timeout_s` a running one counts as hung.
     """
 
     def __init__(
@@ -89,8 +83,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     def stop(self, until: float) -> None:
         """Read no more checks, wait for running answers, commit, and leave the consumer group.
 
-        Args:
-            until: time by `time.monotonic` at which unanswered checks are given up.
+        Unanswered checks are given up at `until`, by `time.monotonic`.
         """
         self._until = until
         self._stopping.set()

@@ -40,6 +40,7 @@ _REFUSED = (
 )
 
 Options = Callable[[int], dict[str, Any]]
+"""librdkafka's options for a client that gives a record up after so many ms."""
 Explain = Callable[[Exception], str]
 
 
@@ -48,11 +49,6 @@ class ConfluentEngine:
 
     No record can be withdrawn, since librdkafka does not say whether a record that it gave up had gone out: such a send
     is uncertain.
-
-    Args:
-        options: returns librdkafka's options for a client that gives a record up after so many ms.
-        timeout_ms: how long a send waits, ms.
-        explain: returns the text for a user about a problem with Kafka.
     """
 
     def __init__(self, options: Options, timeout_ms: int, explain: Explain) -> None:
@@ -182,12 +178,7 @@ def _failure_of(again: Callable[[], None]) -> MQClientException | None:
 
 
 class _Clients:
-    """The client that takes records, and replaced clients that still hold some.
-
-    Args:
-        options: returns librdkafka's options for a client that gives a record up after so many ms.
-        timeout_ms: the shortest time-out of a client, ms.
-    """
+    """The client that takes records, and replaced clients that still hold some. No time-out is below `timeout_ms`."""
 
     def __init__(self, options: Options, timeout_ms: int) -> None:
         self._options, self._timeout_ms = options, timeout_ms
@@ -231,9 +222,6 @@ class _Clients:
 
 class _Client:
     """librdkafka's producer, and the thread that runs its callbacks until it must end and all records have an outcome.
-
-    Args:
-        options: librdkafka's options.
 
     Attributes:
         thread: the thread that runs callbacks.

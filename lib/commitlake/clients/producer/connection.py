@@ -51,15 +51,7 @@ _LEFT_S = 10.0
 
 
 class Connection:
-    """The connection of several producers. The first one starts it; the last one's shutdown, or collection, ends it.
-
-    Args:
-        kafka: names Kafka's address and options.
-        start_timeout_ms: how long a start waits for Kafka, ms.
-        more: further options of kafka-python's clients.
-        engine: name of the engine that sends.
-        timeout_ms: how long a send waits, ms.
-    """
+    """The connection of several producers. The first one starts it; the last one's shutdown, or collection, ends it."""
 
     def __init__(
         self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str, timeout_ms: int
@@ -256,11 +248,7 @@ def _of(pid: int) -> tuple[threading.RLock, WeakValueDictionary[object, Connecti
 class SettingsReader:
     """Follows the Kafka topic `settings`: at the start, then in the background.
 
-    Args:
-        client_options: keyword arguments of a consumer.
-        topic: full name of the topic.
-        explain: returns the text for a user about a problem with Kafka.
-        look: called by the reading thread, at least once for each poll.
+    The reading thread calls `look` at least once for each poll.
 
     Attributes:
         known: the content of the last record; None before the first.

@@ -43,6 +43,8 @@ _BESIDE_REFUSED = "part of a batch which had one more"
 """Part of kafka-python's error for a good record in a batch that Kafka refused as a whole."""
 
 Connect = Callable[[int, bool], KafkaProducer]
+"""Makes a client that gives a record up after so many ms; the flag says whether it is the first client. Raises
+kafka-python's errors."""
 Explain = Callable[[Exception], str]
 
 
@@ -51,14 +53,7 @@ class _Withdrawn(KafkaTimeoutError):  # type: ignore[misc]
 
 
 class KafkaPythonEngine:
-    """Sends with one client that all threads share, until an error spoils it; then with a new one.
-
-    Args:
-        connect: makes a client that gives a record up after so many ms; the flag says whether it is the first client.
-            Raises kafka-python's errors.
-        timeout_ms: how long a send waits, ms.
-        explain: returns the text for a user about a problem with Kafka.
-    """
+    """Sends with one client that all threads share, until an error spoils it; then with a new one."""
 
     def __init__(self, connect: Connect, timeout_ms: int, explain: Explain) -> None:
         self._connect, self._timeout_ms, self._explain = connect, timeout_ms, explain
@@ -189,12 +184,7 @@ class KafkaPythonEngine:
 
 
 class _Sending:
-    """One record on its way; see `Sent`.
-
-    Args:
-        engine: converts and notes errors.
-        hand_over: gives the record to a client, and returns the client and kafka-python's future.
-    """
+    """One record on its way; see `Sent`. `hand_over` returns the client that took it, and kafka-python's future."""
 
     def __init__(self, engine: KafkaPythonEngine, hand_over: Callable[[], tuple[KafkaProducer, Any]]) -> None:
         self.outcome = Result[Position]()

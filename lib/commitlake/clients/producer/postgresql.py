@@ -30,10 +30,7 @@ _FLUSHES_SINCE = 170000
 
 
 class LocalDatabase:
-    """The open, or next, transaction of a PostgreSQL connection.
-
-    Args:
-        given: psycopg's connection, or a connection or session of SQLAlchemy that uses psycopg.
+    """The open, or next, transaction of psycopg's connection, or of a connection or session of SQLAlchemy with psycopg.
 
     Raises:
         SetupError: psycopg is missing.
@@ -80,8 +77,7 @@ class LocalDatabase:
     def check(self, sent: int) -> None:
         """Check that the first transaction is still open, and that no savepoint with messages was rolled back.
 
-        Args:
-            sent: number of the last try that sent a message, 0 for none.
+        `sent` is the number of the last try that sent a message, 0 for none.
 
         Raises:
             MQClientException: the transaction has ended, or may be lost after its commit, or has lost a savepoint in

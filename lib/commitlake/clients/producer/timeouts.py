@@ -14,11 +14,7 @@ _MOST_MS = 20 * DAY_MS
 
 
 def milliseconds(name: str, given: object) -> int:
-    """Length in ms.
-
-    Args:
-        name: name of the argument, for the error.
-        given: the value, which should be a `Timeout`.
+    """Length in ms of a `Timeout`; the error names the argument.
 
     Raises:
         MQClientException: `given` is no `Timeout`, or longer than 20 days.
