@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from confluent_kafka import KafkaError as Failure
 from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Queue, Result
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.quiet import ThrottledFilter
 from commitlake.protocol.encoding import Position
@@ -53,7 +52,6 @@ class ConfluentEngine:
 
     def __init__(self, options: Options, timeout_ms: int, explain: Explain) -> None:
         self._explain = explain
-        self._pid = os.getpid()
         self._queues: dict[str, tuple[int, float]] = {}
         self._open: set[Result[Position]] = set()  # sends without an outcome
         self._shared = _Clients(options, timeout_ms)
@@ -67,7 +65,7 @@ class ConfluentEngine:
         if time.monotonic() < until:
             return known
         try:
-            found = self._current(timeout_ms).producer.list_topics(topic, timeout_ms / 1_000).topics[topic]
+            found = self._shared.newest(timeout_ms).producer.list_topics(topic, timeout_ms / 1_000).topics[topic]
         except KafkaException as error:
             raise self._told(error.args[0], is_sent=False) from error
         if found.error is not None:
@@ -84,7 +82,7 @@ class ConfluentEngine:
         again = partial(produce, partial(self._lone.newest, timeout_ms), None)
         self._open.add(sending.outcome)
         try:
-            produce(partial(self._current, timeout_ms), again)
+            produce(partial(self._shared.newest, timeout_ms), again)
         except BaseException:
             self._open.discard(sending.outcome)
             raise
@@ -121,10 +119,9 @@ class ConfluentEngine:
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
-        if os.getpid() == self._pid:  # a fork must not close the connection of its parent
-            until = time.monotonic() + timeout_s
-            for clients in (self._shared, self._lone):  # in this order: `_lone` gets records refused meanwhile
-                clients.close(until)
+        until = time.monotonic() + timeout_s
+        for clients in (self._shared, self._lone):  # in this order: `_lone` gets records refused meanwhile
+            clients.close(until)
 
     def _delivered(
         self,
@@ -156,11 +153,6 @@ class ConfluentEngine:
     def _note(self, client: _Client, error: Failure) -> None:
         if error.fatal() or error.code() == Failure._FATAL:
             client.is_spoilt = True
-
-    def _current(self, timeout_ms: int) -> _Client:
-        if os.getpid() != self._pid:
-            raise FailedSend(FORKED)
-        return self._shared.newest(timeout_ms)
 
 
 def _failure_of(again: Callable[[], None]) -> MQClientException | None:

@@ -9,7 +9,6 @@ so after an outage each retry of an application would go out.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Queue, Result
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol.encoding import Position
@@ -64,7 +63,6 @@ class KafkaPythonEngine:
         self._renewal: Future[KafkaProducer] | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        self._pid = os.getpid()
 
     def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> _Sending:
         """See `Engine`."""
@@ -82,11 +80,10 @@ class KafkaPythonEngine:
         """See `Engine`."""
         with self._lock:
             self._is_closed = True
-        if os.getpid() == self._pid:  # a fork must not close the connection of its parent
-            until = time.monotonic() + timeout_s
-            self.flush(timeout_s / 2)
-            for each in (self._client, *self._old):
-                _close(each, max(0.0, until - time.monotonic()))
+        until = time.monotonic() + timeout_s
+        self.flush(timeout_s / 2)
+        for each in (self._client, *self._old):
+            _close(each, max(0.0, until - time.monotonic()))
 
     def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> MQClientException:
         """The public error for an error of kafka-python.
@@ -131,8 +128,6 @@ class KafkaPythonEngine:
     def _current(self, timeout_ms: int, until: float) -> KafkaProducer:
         if self._is_closed:
             raise FailedSend(SHUT_DOWN)
-        if os.getpid() != self._pid:
-            raise FailedSend(FORKED)
         while True:
             with self._lock:
                 if self._spoilt is not self._client and timeout_ms <= self._made_for_ms:
