@@ -49,18 +49,11 @@ _PUT_OFF_MS = 2_000
 
 
 class ReadOptions(NamedTuple):
-    """How a topic is read.
+    """How a topic is read: from its table at `place`, with the consumers' tables at `receipts_at`.
 
-    Attributes:
-        place: place of the topic's table.
-        receipts_at: place of the consumers' tables.
-        group: the consumer group.
-        wanted: filter of the messages.
-        start_ms: where a new group begins, ms since epoch, UTC; 0 for the first message, None for the newest.
-        follow: wait for new messages.
-        lease_s: seconds without a sign of life after which others take the queues.
-        retention_ms: age at which receipts of done messages are deleted; 0: never.
-        options: deltalake's `storage_options`.
+    A new group begins at `start_ms`, ms since epoch, UTC; 0 for the first message, None for the newest. Others take the
+    queues after `lease_s` without a sign of life. Receipts of done messages are deleted at the age `retention_ms`; 0:
+    never.
     """
 
     place: str

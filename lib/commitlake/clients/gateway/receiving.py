@@ -34,14 +34,7 @@ _KINDS = (definitions.PUSH_CONSUMER, definitions.SIMPLE_CONSUMER)
 
 
 class Subscribed(NamedTuple):
-    """A subscription: what one reader reads.
-
-    Attributes:
-        group: the consumer group.
-        topic: the topic's name.
-        tags: a tag expression; None for all.
-        where: an SQL condition on properties; None for all.
-    """
+    """A subscription, by a tag expression or an SQL condition on properties: what one reader reads."""
 
     group: str
     topic: str
