@@ -13,8 +13,8 @@ from deltalake import write_deltalake
 
 import commitlake
 from commitlake.clients.consumer.arguments import seconds as consumer_seconds
-from commitlake.clients.delta.producing import deadline_ms
-from commitlake.clients.producer.timeouts import milliseconds
+from commitlake.clients.delta.delta_transaction import deadline_ms
+from commitlake.clients.producer.plain import milliseconds
 from commitlake.config import Config, from_mapping, load, of
 from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import CommitLakeError, ConfigError, MQClientException

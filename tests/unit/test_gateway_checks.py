@@ -15,8 +15,7 @@ from commitlake.clients.gateway.checks import Checks
 from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.sessions import Session
-from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.check_reader import CheckAnswerer
+from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.errors import UncertainSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import CheckRecord, OpRecord

@@ -33,7 +33,7 @@ from commitlake.clients.producer import (
     confluent,
     connection,
 )
-from commitlake.clients.producer.check_progress import CheckProgress
+from commitlake.clients.producer.check_reader import CheckProgress
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.connection import SettingsReader
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine

@@ -27,7 +27,7 @@ from commitlake import LocalTransactionState, Message, MessageExt, RefusedSend, 
 from commitlake.clients import tracing
 from commitlake.clients.consumer.runner import traced
 from commitlake.clients.producer import AsyncTransactionMQProducer
-from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.check_reader import Calls
 from commitlake.config import KafkaConfig
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position

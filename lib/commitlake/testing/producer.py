@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NoReturn, Protocol
 
 from commitlake.clients.producer import Message, TransactionListener, TransactionMQProducer
-from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.check_reader import Calls
 from commitlake.clients.producer.default import SHUTDOWN_MS
-from commitlake.clients.producer.timeouts import Timeout
+from commitlake.clients.producer.plain import Timeout
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.protocol import wire
 from commitlake.testing.link import Crash, Fault, MemoryLink

@@ -22,7 +22,7 @@ from pyspark.sql.types import BinaryType, StringType
 from commitlake import config as configuration
 from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import SINKS, properties
-from commitlake.clients.delta.producing import absolute, deadline_ms, producer_of, warn_without_rule
+from commitlake.clients.delta.delta_transaction import absolute, deadline_ms, producer_of, warn_without_rule
 from commitlake.clients.producer.message import Message
 from commitlake.clients.producer.transaction import Transaction
 from commitlake.clients.producer.transactional import TransactionMQProducer

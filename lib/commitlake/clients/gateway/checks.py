@@ -13,8 +13,7 @@ from typing import NamedTuple
 from commitlake.clients.gateway.messages import TransactionHandle, check_command
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.sessions import Session
-from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.check_reader import CheckAnswerer
+from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.on_loop import LoopExecutor
 from commitlake.errors import MQClientException

@@ -14,7 +14,7 @@ from commitlake.clients.producer.default import listed
 from commitlake.clients.producer.listener import failed
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
-from commitlake.clients.producer.timeouts import Timeout, milliseconds
+from commitlake.clients.producer.plain import Timeout, milliseconds
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import NO_LISTENER, log_lost, sent_result
 from commitlake.errors import FailedSend, RefusedSend

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer import plain
-from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.check_reader import Calls
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt

@@ -14,8 +14,7 @@ from typing import Any
 
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.check_reader import CheckAnswerer
+from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
@@ -26,9 +25,9 @@ from commitlake.clients.producer.message import (
     SendStatus,
     TransactionSendResult,
 )
+from commitlake.clients.producer.plain import Timeout, milliseconds
 from commitlake.clients.producer.postgresql import DatabaseTransaction, LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
-from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol import wire
