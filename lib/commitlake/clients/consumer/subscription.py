@@ -13,14 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from commitlake.clients.consumer import missing
-from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight, Lane, Lanes
 from commitlake.clients.consumer.message import MessageBatch, Outcomes, ReceivedMessage
 from commitlake.clients.consumer.plan import Window
-from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.receipts import INSTANCE, Receipts
 from commitlake.clients.consumer.retries import NEVER, Waiting
 from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts
 from commitlake.clients.consumer.tables import TRANSIENT
@@ -110,7 +109,7 @@ class Subscription:
         first = {"table": table.id, **(group.read() or self._first_state(table))}
         group.refuse_other_table(first, table.id)
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
-        name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
+        name = f"{INSTANCE}-{uuid.uuid4().hex[:8]}"
         lanes = Lanes(self._stop.wake)
         self._member = GroupMember(
             group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, plan.retention_ms
