@@ -189,8 +189,9 @@ def processing(
     """The span of a handler's call, in the trace of its message."""
     if (on := _SWITCH.on) is None:
         return _NOTHING
-    own = {"messaging.operation.type": "process", "messaging.consumer.group.name": group, "commitlake.attempt": attempt}
-    return on.span("process", topic, on.kinds.CONSUMER, {**own, **_ids(message_id, transaction_id)}, properties)
+    own = {"messaging.operation.type": "process", "messaging.consumer.group.name": group}
+    attributes = {**own, **_ids(message_id, transaction_id), "commitlake.attempt": attempt}
+    return on.span("process", topic, on.kinds.CONSUMER, attributes, properties)
 
 
 def _ids(message_id: str, transaction_id: str | None) -> dict[str, str | None]:
