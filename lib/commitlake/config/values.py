@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from commitlake.config import yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
-from commitlake.protocol.durations import DAY_MS, duration_ms, duration_text
+from commitlake.protocol.durations import DAY_MS, HOUR_MS, duration_ms, duration_text
 from commitlake.protocol.encoding import plain_text
 from commitlake.protocol.topic_names import NAME
 
@@ -128,6 +128,9 @@ def duration(lowest_ms: int = 0) -> Callable[[object], int]:
         return ms
 
     return parse
+
+
+_AGE = duration(HOUR_MS)
 
 
 def size(value: object) -> int:
@@ -255,6 +258,26 @@ def _dedup(topic: object, given: object) -> Dedup:
     if by not in _BY:
         raise ValueError
     return Dedup(by, duration(1_000)(given.get("window")))
+
+
+class Age(int):
+    """An age in ms, 0 for none; its text is that of a configuration."""
+
+    def __repr__(self) -> str:
+        """The text of a configuration."""
+        return duration_text(self) if self else "none"
+
+
+def ages(value: object) -> dict[str, Age]:
+    """Parse a map of destination topics, or `default`, to an age; `none` for no limit."""
+    value = _loaded(value)
+    try:
+        if not isinstance(value, dict) or not all(NAME.fullmatch(str(topic)) for topic in value):
+            raise ValueError
+        return {str(topic): Age(0 if given in (None, "none") else _AGE(given)) for topic, given in value.items()}
+    except ValueError as error:
+        msg = "a map of topics, or default, to ages from 1h up, such as {default: none, clicks: 30d}"
+        raise ValueError(msg) from error
 
 
 def options(value: object) -> dict[str, str]:

@@ -238,6 +238,10 @@ timestamp landed_until completed_at
 
 MAINTENANCE = """
 timestamp ended_before maintained_at
+string    topic
+int       queue_id source_queue
+bigint    last
+timestamp visible_before
 """
 
 REENTRIES = """
@@ -282,7 +286,9 @@ TABLES: dict[str, TableLayout] = {
     "rejected": TableLayout(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
     # How far the queries of `topics.to_kafka` have read.
     "forwarded": TableLayout(columns(FORWARDED), (), ("next_version",)),
-    # A row for each run of retention: rows that ended before `ended_before` may be gone.
+    # A row for each run of retention: rows that ended before `ended_before` may be gone. Of a topic with a retention,
+    # rows that became visible before `visible_before` may be: in a queue up to the batch `last`, and normal messages of
+    # a `source_queue` up to the offset `last`.
     "maintenance": TableLayout(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
     # A row for each complete landing: the offsets at which the next one continues.
     "positions": TableLayout(columns(POSITIONS), (), ("landing_id",)),

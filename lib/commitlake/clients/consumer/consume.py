@@ -77,6 +77,7 @@ def consume(
     plans = {
         each: ReadOptions(
             location(settings.warehouse, f"topics/{each}"),
+            location(settings.warehouse, "maintenance"),
             *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
             *(settings.receipts_retention_ms, options),
         )

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from commitlake.clients.consumer import missing
+from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight, Lane, Lanes
 from commitlake.clients.consumer.message import MessageBatch, Outcomes, ReceivedMessage
+from commitlake.clients.consumer.missed import missed
 from commitlake.clients.consumer.plan import Window
 from commitlake.clients.consumer.receipts import INSTANCE, Receipts
 from commitlake.clients.consumer.retries import NEVER, Waiting
@@ -52,10 +55,11 @@ class ReadOptions(NamedTuple):
 
     A new group begins at `start_ms`, ms since epoch, UTC; 0 for the first message, None for the newest. Others take the
     queues after `lease_s` without a sign of life. Receipts of done messages are deleted at the age `retention_ms`; 0:
-    never.
+    never. The table at `maintenance` tells what `topics.retention` deleted.
     """
 
     place: str
+    maintenance: str
     receipts_at: str
     group: str
     wanted: Filter
@@ -232,15 +236,24 @@ class Subscription:
             return None
         member.lanes.shrink()
         before, self._lanes = self._lanes, member.lanes.reading()
-        for queue, lane in self._lanes.items():
-            if lane is not before.get(queue):
-                topic.begin(queue)
+        begun = {queue: lane.cursor for queue, lane in self._lanes.items() if lane is not before.get(queue)}
+        for queue in begun:
+            topic.begin(queue)
+        if begun:
+            self._tell_missed(begun)
         crowded = self._crowded()
         cursors = {queue: lane.read_to for queue, lane in self._lanes.items() if queue not in crowded}
         window: Window | None = self._read(lambda: self._window(topic, cursors), None, self._trouble)
         member.queues = topic.queues()
         self._empty, self.has_read = (self._lanes, False) if window is None else (None, True)
         return window
+
+    def _tell_missed(self, cursors: Mapping[int, Cursor]) -> None:
+        """Report what `topics.retention` deleted before the group had read it, where the store can be read."""
+        with suppress(WarehouseError, *TRANSIENT):
+            for each in missed(self._plan.maintenance, self.topic, cursors, self._plan.options):
+                text = "topics.retention deleted rows of %s that the group %r had not read: %s"
+                log.warning(text, self.topic, self._plan.group, each)
 
     def _crowded(self) -> set[int]:
         """Queues that are not read further: too much is finished behind an open message, or too many messages wait.
