@@ -103,7 +103,6 @@ class ReceivedMessage:
     tags = _Column["str | None"]()
     keys = _Column["str | None"]()
     sharding_key = _Column["bytes | None"]()
-    body = _Column[bytes]()
     source = _Column[str]()
     source_queue = _Column[int]()
     source_offset = _Column[int]()
@@ -130,6 +129,11 @@ class ReceivedMessage:
     def finished(self) -> bool:
         """Whether `done` or `retry` was called."""
         return self.handed.finished
+
+    @property
+    def body(self) -> bytes:
+        """The body; empty of a message that `commitlake erase` has erased, whose one property is `erased_at`."""
+        return self.handed.value("body") or b""
 
     @property
     def properties(self) -> dict[str, str]:

@@ -216,6 +216,37 @@ def maintain(
         raise typer.Exit(commands.maintain(settings))
 
 
+@app.command()
+def erase(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the tables' history.")],
+    keys: Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Messages with this business key.")] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Messages whose columns fit, in Spark's SQL.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase them; without it they are only counted.")] = False,
+    conf: Conf = None,
+    sets: Sets = None,
+    master: Master = LOCAL,
+    dry_run: DryRun = False,
+) -> None:
+    """Erase what messages say, in all tables, such as those of one person.
+
+    Bodies, properties and keys go; ids, offsets and states stay. On a local warehouse this works only while no
+    coordinator runs. Exit code 3 when there is nothing.
+    """
+    if (keys is None) == (where is None):
+        msg = "give one of --keys and --where"
+        raise typer.BadParameter(msg, context)
+    settings = load(conf, sets)
+    with in_driver(context, long_lived=True):
+        from commitlake.tools.cli import commands
+        from commitlake.tools.erase import ToErase
+
+        raise typer.Exit(commands.erase(settings, ToErase(topic, keys, where), remark, sure=yes))
+
+
 app.add_typer(tx.app, name="tx")
 for command in without_spark.COMMANDS:
     app.command()(command)

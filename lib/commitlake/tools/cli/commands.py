@@ -14,13 +14,17 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
 from commitlake.errors import FencedError
+from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.spark import cluster, process, session
 from commitlake.tables import Warehouse
+from commitlake.tools import erase as erasing
 from commitlake.tools.audit import admin, ledger
 from commitlake.tools.audit import audit as auditing
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.cli import output
+from commitlake.tools.cli.questions import NOTHING
+from commitlake.tools.erase import ToErase
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +123,28 @@ def maintain(settings: Config) -> int:
         report = Maintenance(warehouse, settings).run()
     print(report)
     return int(bool(report.failed))
+
+
+def erase(settings: Config, wanted: ToErase, remark: str, *, sure: bool) -> int:
+    """Count the rows that messages have in all tables and, when `sure`, erase what they say; 3 when there are none.
+
+    Raises:
+        FencedError: a coordinator runs on this local warehouse.
+        WarehouseError: a message is open.
+    """
+    spark = _session_on_tables(settings, "erase")
+    settings = cluster.resolved(spark, settings)
+    tables = Warehouse(spark, settings.warehouse)
+    with fencing.lock(settings, spark):
+        if sure:
+            counts = erasing.erase(tables, f"{settings.receipts_place}/receipts", wanted, now_ms(), remark)
+        else:
+            counts = erasing.found(tables, wanted)
+    output.show(("table", "rows"), counts.items())
+    if not any(counts.values()):
+        return NOTHING
+    print(erasing.remains(settings, wanted) if sure else "nothing is erased yet: add --yes")
+    return 0
 
 
 def _session_on_tables(settings: Config, command: str) -> SparkSession:
