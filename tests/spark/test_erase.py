@@ -48,7 +48,7 @@ def played(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest
             lake.op("COMMIT", f"t-{name}", lake.half(f"t-{name}", **own))
             lake.half(f"lost-{name}", **own)
             lake.message(f"m-{name}", **{**own, "sharding_key": said})
-            lake.message(f"d-{name}", **own, delay_seconds=1)
+            lake.message(f"d-{name}", **own, delays={"TIMER_DELAY_MS": "1"})
             lake.message(f"r-{name}", **{**own, "queue_id": 1_000})
         lake.run(spark, transaction_timeout="0s", transaction_retention="1ms")
         with commitlake.consume({"warehouse": str(lake.warehouse)}, "people", group="points", follow=False) as messages:
@@ -161,8 +161,8 @@ def test_counting_changes_nothing(spark: SparkSession, lake: Lake) -> None:
 def test_what_is_open_or_waits_is_refused(spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path) -> None:
     with Lake(broker.bootstrap_servers, "erase-open.", tmp_path) as lake:
         lake.half("open", topic="people", keys="ann")
-        lake.message("later", topic="people", keys="bob", delay_seconds=3_600)
-        lake.op("COMMIT", "timed", lake.half("timed", topic="people", keys="cid", delay_seconds=3_600))
+        lake.message("later", topic="people", keys="bob", delays={"TIMER_DELAY_MS": "3600000"})
+        lake.op("COMMIT", "timed", lake.half("timed", topic="people", keys="cid", delays={"TIMER_DELAY_MS": "3600000"}))
         lake.run(spark)
         for key, what in (("ann", "open: open-0"), ("bob", "delayed: later"), ("cid", "waiting: timed-0")):
             with pytest.raises(WarehouseError, match=f"would be erased are {what}"):

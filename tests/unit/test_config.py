@@ -26,7 +26,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert (found.kafka.topic_prefix, found.kafka.queues, found.kafka.options) == ("commitlake.", 4, {})
     assert found.trigger_interval_ms == 1_000
     assert found.transaction == config.TransactionConfig(6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False)
-    assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {}, {})
+    assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {}, {}, {})
     assert (found.delay.levels_ms[:4], found.delay.levels_ms[-1]) == ((1_000, 5_000, 10_000, 30_000), 7_200_000)
     assert len(found.delay.levels_ms) == 18
     assert found.delay.max_ms == 40 * 86_400_000
@@ -359,3 +359,32 @@ def test_members_of_enums_are_what_they_stand_for() -> None:
         "kafka": {"topic_prefix": "paid", "check_topics": ("paid",)},
     }
     assert repr(config.from_mapping(given)) == repr(config.from_mapping(plain))
+
+
+def test_a_topic_may_have_columns_for_its_bodies(tmp_path: Path) -> None:
+    file = tmp_path / "orders.sql"
+    file.write_text("id INT,\nname STRING\n")
+    given = {
+        "orders": {"format": "json", "schema": "id INT, in STRUCT<x: INT>"},
+        "b": {"format": "json", "schema": f"file:{file}"},
+    }
+    found = config.from_mapping({"topics.schemas": given}).topics
+    assert [each.schema for each in found.schemas.values()] == ["id INT, in STRUCT<x: INT>", "id INT,\nname STRING"]
+    assert config.from_mapping({"topics.schemas": str(found.schemas)}).topics == found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "orders",
+        {"orders": "id INT"},
+        {"orders": {"format": "avro", "schema": "id INT"}},
+        {"orders": {"schema": "id INT"}},
+        {"orders": {"format": "json", "schema": ""}},
+        {"orders": {"format": "json", "schema": "file:/not/there"}},
+        {"a.b": {"format": "json", "schema": "id INT"}},
+    ],
+)
+def test_a_schema_has_a_format_and_columns(given: object) -> None:
+    with pytest.raises(ConfigError, match="maps such as .format: json, schema: "):
+        config.from_mapping({"topics.schemas": given})

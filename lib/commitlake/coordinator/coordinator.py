@@ -30,7 +30,7 @@ from commitlake.kafka.embedded import provide
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import Duration, seconds
 from commitlake.spark import cluster, session
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, typed_topics
 from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,7 @@ class Coordinator:
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
         fencing.fence_older(warehouse, self._owner)
+        warehouse.values = typed_topics.prepare(warehouse, self.config.topics.schemas)
         if is_first and self._lock is None:  # beats until the end, so no standby takes over between two runs
             beat = Heartbeat(self.spark, self.config, self.epoch)
             self._stack.enter_context(beat.beating(self._met_other.set))

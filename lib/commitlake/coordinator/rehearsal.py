@@ -78,7 +78,7 @@ class Rehearsal:
         self._spark, self._place = spark, checkpoints.passing(config, "rehearsal")
         self._files = FileSystem(spark, self._place)
         self._real = config
-        free = replace(config.topics, allowed=(), dedup={})
+        free = replace(config.topics, allowed=(), dedup={}, schemas={})
         self._config = replace(
             config,
             warehouse=f"{self._place}/warehouse",

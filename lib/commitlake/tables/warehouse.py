@@ -15,6 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
@@ -27,13 +28,13 @@ from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import commits, direct_append, kept_versions, small_files, together
+from commitlake.tables import commits, direct_append, kept_versions, small_files, together, typed_topics
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, properties_of
 from commitlake.tables.direct_append import DirectAppend
-from commitlake.tables.names import TableName
-from commitlake.tables.schemas import TABLES, TOPIC
+from commitlake.tables.names import TableName, topic_table
+from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
 
@@ -68,6 +69,8 @@ class Warehouse:
         self._staged: StagedAppend | None = None
         self._written = together.Written()
         self.guard = AppendGuard()
+        self.values: Mapping[str, StructType] = {}
+        """The types of the column `value`, by topic with a schema."""
 
     def beside(self, spark: SparkSession) -> Warehouse:
         """The same tables in another session of the application, with the same guard."""
@@ -220,9 +223,9 @@ class Warehouse:
     def _append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None, few: bool) -> None:
         direct, place = self._direct(), self.locate(name)
         if direct is not None and isinstance(df, DataFrame) and few:
-            df = to_arrow(typed(df, TableName(name).layout.schema))
+            df = to_arrow(typed(df, self._layout(name).schema))
         if isinstance(df, pa.Table):
-            if direct is not None and direct.append_few(df, place, TableName(name).layout, marker, self.guard.check):
+            if direct is not None and direct.append_few(df, place, self._layout(name), marker, self.guard.check):
                 return
             df = self.spark.createDataFrame(df)
         if direct is not None and self._is_alone:
@@ -250,6 +253,14 @@ class Warehouse:
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
         rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
+        typed_rows = typed_topics.of_topics(rows, topics, self.values)
+        write = [partial(self.append, own, topic_table(topic), marker, few=few) for topic, own in typed_rows.items()]
+        if plain := [topic for topic in topics if topic not in typed_rows]:
+            rest = rows.where(~F.col("topic").isin([*typed_rows])) if typed_rows else rows
+            write.append(partial(self._append_to_plain, rest, plain, marker, few=few))
+        run_all(self.spark, write)
+
+    def _append_to_plain(self, rows: DataFrame, topics: Sequence[str], marker: Marker, *, few: bool) -> None:
         names = [*map(TableName.of_topic, topics)]
         if few and len(topics) > 1 and self._direct() is not None:
             own = small_files.by_topic(
@@ -314,7 +325,11 @@ class Warehouse:
         explain_failure(self.locate(name), partial(self._save, writer, name))
 
     def _own(self, df: DataFrame, name: str) -> DataFrame:
-        return self.guard.rows(typed(df, TableName(name).layout.schema))
+        return self.guard.rows(typed(df, self._layout(name).schema))
+
+    def _layout(self, name: str) -> TableLayout:
+        table = TableName(name)
+        return typed_topics.with_value(table.layout, self.values.get(table.topic or ""))
 
     def _save(self, writer: DataFrameWriter, name: str) -> None:
         (writer.saveAsTable if self._in_catalog else writer.save)(self.locate(name))
@@ -337,6 +352,10 @@ class Warehouse:
         """
         with reading(self.locate(name), TableName(name).topic):
             self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
+
+    def add_columns(self, name: str, columns: Iterable[str]) -> None:
+        """Adds columns, each as in SQL; a column of a struct by its path."""
+        self.spark.sql(f"ALTER TABLE {self._in_sql(name)} ADD COLUMNS ({', '.join(columns)})")
 
     def property(self, name: str, key: str) -> str | None:
         """A table property, None when it is not set."""
@@ -373,9 +392,9 @@ class Warehouse:
     def _create(self, name: TableName) -> None:
         if self._in_catalog:
             more = {} if name.topic is None else {_TOPIC: name.topic}
-            create = partial(create_in_catalog, self.spark, self.locate(name), name.layout, more)
+            create = partial(create_in_catalog, self.spark, self.locate(name), self._layout(name), more)
         else:
-            create = partial(create_at_path, self.spark, self.locate(name), name.layout)
+            create = partial(create_at_path, self.spark, self.locate(name), self._layout(name))
         explain_failure(self.locate(name), create)
 
     def _create_fixed(self, name: TableName, is_there: bool) -> None:

@@ -23,6 +23,7 @@ from commitlake.protocol.clock import as_datetime
 from commitlake.protocol.durations import duration_text
 from commitlake.protocol.kafka_topics import CHECK, HALF, MESSAGES
 from commitlake.tables import Warehouse, topic_table
+from commitlake.tables.typed_topics import ERROR, VALUE
 from commitlake.tools.audit import ledger
 
 ERASED = "erased_at"
@@ -103,7 +104,9 @@ def erase(tables: Warehouse, receipts: str, wanted: ToErase, at_ms: int, remark:
         for name in _tables(tables, wanted):
             if name not in _TABLES:
                 tables.set_property(name, "delta.appendOnly", "false")
-            tables.table(name).update(wanted.condition(tables.read(name)) & landed.get(name, F.lit(True)), erased)
+            rows = tables.read(name)
+            typed: dict[str, str | Column] = {each: F.lit(None) for each in (VALUE, ERROR) if each in rows.columns}
+            tables.table(name).update(wanted.condition(rows) & landed.get(name, F.lit(True)), erased | typed)
     return counts
 
 

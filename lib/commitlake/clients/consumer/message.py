@@ -136,6 +136,30 @@ class ReceivedMessage:
         return self.handed.value("body") or b""
 
     @property
+    def value(self) -> dict[str, Any] | None:
+        """The body's columns, in a topic of `topics.schemas`; None where the body does not fit (`value_error`).
+
+        Raises:
+            ConsumerError: the topic has no schema.
+        """
+        found: dict[str, Any] | None = self._typed("value")
+        return found
+
+    @property
+    def value_error(self) -> str | None:
+        """Why the message has no `value`: `EMPTY`, `NO_OBJECT` or `UNFIT`. Errors as of `value`."""
+        found: str | None = self._typed("value_error")
+        return found
+
+    def _typed(self, column: str) -> Any:
+        if column not in self.handed.chosen.rows.table.column_names:
+            msg = (
+                f"the topic {self.topic} has no column {column}; give it a schema in topics.schemas, or parse the body"
+            )
+            raise ConsumerError(msg)
+        return self.handed.value(column)
+
+    @property
     def properties(self) -> dict[str, str]:
         """User properties."""
         return dict(self.handed.value("properties") or ())
