@@ -6,7 +6,7 @@ The files are as Spark would write them: the same types and compression, and the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -35,11 +35,6 @@ Values = dict[str, str | None]
 def are_few(rows: int, size: int = 0) -> bool:
     """Whether the driver writes `rows` rows of `size` bytes in all; if not, a Spark job does."""
     return rows <= MOST_ROWS and size <= MOST_BYTES
-
-
-def by_topic(rows: pa.Table, topics: Iterable[str]) -> list[pa.Table]:
-    """The rows of each topic, without the column `topic`."""
-    return [rows.filter(pc.equal(rows["topic"], topic)).drop_columns("topic") for topic in topics]
 
 
 def written(rows: pa.Table, layout: TableLayout, codec: str, write: Callable[[str, bytes], None]) -> Adds:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from commitlake.errors import ConfigError, root_reason
+from commitlake.spark.frames import to_arrow, typed
 from commitlake.tables.names import topic_table
-from commitlake.tables.schemas import TableLayout
+from commitlake.tables.schemas import TOPIC, TableLayout
 
 if TYPE_CHECKING:
     from commitlake.config.values import TopicSchema
@@ -26,8 +29,8 @@ _UNREADABLE = ("variant", "timestamp_ntz")
 """Types that readers without Spark refuse, or for which the table would need a feature that they lack."""
 _FAULTS = (
     "CASE WHEN body IS NULL OR trim(CAST(body AS STRING)) = '' THEN 'EMPTY' "  # Spark's parser marks nothing
-    "WHEN NOT CAST(body AS STRING) RLIKE '^\\\\s*[{]' THEN 'NO_OBJECT' "  # of a list it would take the first object
-    f"WHEN parsed IS NULL OR parsed.{_UNFIT} IS NOT NULL THEN 'UNFIT' END"
+    "WHEN NOT CAST(body AS STRING) RLIKE '^\\\\s*[{{]' THEN 'NO_OBJECT' "  # of a list it would take the first object
+    f"WHEN {{0}} IS NULL OR {{0}}.{_UNFIT} IS NOT NULL THEN 'UNFIT' END"
 )
 
 
@@ -40,22 +43,61 @@ def with_value(layout: TableLayout, value: StructType | None) -> TableLayout:
 
 
 def parsed(rows: DataFrame, value: StructType) -> DataFrame:
-    """Rows with `value` and `value_error`, which says why a body has no value: `EMPTY`, `NO_OBJECT` or `UNFIT`.
-
-    The struct is parsed once, in a projection of its own: dropping its last field would parse it again.
-    """
-    whole = StructType([*value.fields, StructField(_UNFIT, StringType())])
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNFIT}
-    once = rows.withColumn("parsed", F.from_json(F.expr("CAST(body AS STRING)"), whole, options))
-    judged = once.selectExpr("*", f"{_FAULTS} AS {ERROR}")
-    fields = F.struct(*[F.col("parsed")[name].alias(name) for name in value.fieldNames()])
-    return judged.withColumn(VALUE, F.when(F.col(ERROR).isNull(), fields))
+    """Rows with `value` and `value_error`, which says why a body has no value: `EMPTY`, `NO_OBJECT` or `UNFIT`."""
+    return _with_values(rows, {"": (F.lit(True), value)})
 
 
 def of_topics(rows: DataFrame, topics: Iterable[str], values: Mapping[str, StructType]) -> dict[str, DataFrame]:
     """The rows of each topic that has a schema, parsed."""
     own = {topic: rows.where(F.col("topic") == topic) for topic in topics if topic in values}
     return {topic: parsed(mine, values[topic]) for topic, mine in own.items()}
+
+
+def by_topic(rows: DataFrame, topics: Sequence[str], values: Mapping[str, StructType]) -> list[pa.Table]:
+    """A few rows of several topics, as each topic's table has them: one job parses them all and brings them here."""
+    of = {f"_{n}": (F.col("topic") == topic, values[topic]) for n, topic in enumerate(topics) if topic in values}
+    more = [f"{name}{suffix}" for suffix in of for name in (VALUE, ERROR)]
+    every = to_arrow(typed(_with_values(rows, of) if of else rows, TOPIC.schema, "topic", *more))
+    own = []
+    for n, topic in enumerate(topics):
+        mine = every.filter(pc.equal(every["topic"], topic))
+        names = {VALUE: f"{VALUE}_{n}", ERROR: f"{ERROR}_{n}"} if topic in values else {}
+        found = mine.select([*TOPIC.columns, *names.values()])
+        own.append(found.rename_columns([*TOPIC.columns, *names]))
+    return own
+
+
+def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, StructType]]) -> DataFrame:
+    """Adds both columns, with a suffix, for each condition on the rows that have such a value.
+
+    A struct is parsed once, in a projection of its own: dropping its last field would parse it again.
+    """
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNFIT}
+    text = F.expr("CAST(body AS STRING)")
+    wholes = {
+        suffix: StructType([*value.fields, StructField(_UNFIT, StringType())]) for suffix, (_, value) in of.items()
+    }
+    once = rows.withColumns(
+        {
+            f"parsed{suffix}": F.when(of[suffix][0], F.from_json(text, whole, options))
+            for suffix, whole in wholes.items()
+        }
+    )
+    judged = once.withColumns(
+        {
+            f"{ERROR}{suffix}": F.when(mine, F.expr(_FAULTS.format(f"parsed{suffix}")))
+            for suffix, (mine, _) in of.items()
+        }
+    )
+    return judged.withColumns(
+        {
+            f"{VALUE}{suffix}": F.when(
+                mine & F.col(f"{ERROR}{suffix}").isNull(),
+                F.struct(*[F.col(f"parsed{suffix}")[name].alias(name) for name in value.fieldNames()]),
+            )
+            for suffix, (mine, value) in of.items()
+        }
+    )
 
 
 def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, StructType]:

@@ -28,13 +28,13 @@ from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import commits, direct_append, kept_versions, small_files, together, typed_topics
+from commitlake.tables import commits, direct_append, kept_versions, together, typed_topics
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, properties_of
 from commitlake.tables.direct_append import DirectAppend
-from commitlake.tables.names import TableName, topic_table
-from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
+from commitlake.tables.names import TableName
+from commitlake.tables.schemas import TABLES, TableLayout
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
 
@@ -253,27 +253,32 @@ class Warehouse:
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
         rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
-        typed_rows = typed_topics.of_topics(rows, topics, self.values)
-        write = [partial(self.append, own, topic_table(topic), marker, few=few) for topic, own in typed_rows.items()]
-        if plain := [topic for topic in topics if topic not in typed_rows]:
-            rest = rows.where(~F.col("topic").isin([*typed_rows])) if typed_rows else rows
-            write.append(partial(self._append_to_plain, rest, plain, marker, few=few))
-        run_all(self.spark, write)
-
-    def _append_to_plain(self, rows: DataFrame, topics: Sequence[str], marker: Marker, *, few: bool) -> None:
-        names = [*map(TableName.of_topic, topics)]
         if few and len(topics) > 1 and self._direct() is not None:
-            own = small_files.by_topic(
-                explain_failure(self.root, lambda: to_arrow(typed(rows, TOPIC.schema, "topic"))), topics
+            own = explain_failure(self.root, partial(typed_topics.by_topic, rows, topics, self.values))
+            self._append_each(own, topics, marker, few=few)
+            return
+        typed_rows = typed_topics.of_topics(rows, topics, self.values)
+        self._append_each(typed_rows.values(), typed_rows, marker, few=few)
+        if plain := [topic for topic in topics if topic not in typed_rows]:
+            self._append_plain(
+                rows.where(~F.col("topic").isin([*typed_rows])) if typed_rows else rows, plain, marker, few
             )
-        elif len(topics) > _SIDE_BY_SIDE and (staged := explain_failure(self.root, self._staging)) is not None:
+
+    def _append_plain(self, rows: DataFrame, topics: Sequence[str], marker: Marker, few: bool) -> None:
+        names = [*map(TableName.of_topic, topics)]
+        if len(topics) > _SIDE_BY_SIDE and (staged := explain_failure(self.root, self._staging)) is not None:
             for name in names:
                 self._written.note(name, marker)
             staged.append(rows, dict(zip(topics, map(self.locate, names), strict=True)), marker)
             return
-        else:
-            own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
-        run_all(self.spark, [partial(self.append, *each, marker, few=few) for each in zip(own, names, strict=True)])
+        own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
+        self._append_each(own, topics, marker, few=few)
+
+    def _append_each(
+        self, own: Iterable[DataFrame | pa.Table], topics: Iterable[str], marker: Marker, *, few: bool
+    ) -> None:
+        each = zip(own, map(TableName.of_topic, topics), strict=True)
+        run_all(self.spark, [partial(self.append, rows, name, marker, few=few) for rows, name in each])
 
     def has_grown(self, name: str) -> bool:
         """Whether the table may have rows; it has none if its only commit created it."""
