@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import deltalake
 import pytest
@@ -18,7 +21,7 @@ from commitlake.errors import WarehouseError
 from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.reading.table import location
 from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
-from commitlake.tables.creation import create_at_path
+from commitlake.tables.creation import create_at_path, is_as_made
 from commitlake.tables.schemas import TableLayout
 
 
@@ -280,3 +283,23 @@ def test_a_topic_of_a_catalog_has_its_name_whatever_it_says(spark: SparkSession)
         assert list(tables._catalog_topics()) == ["HourlyOrders"]
     finally:
         spark.sql("DROP DATABASE hidden_names CASCADE")
+
+
+def test_a_table_says_what_it_is_and_a_table_without_comments_is_as_made_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Warehouse(spark, str(tmp_path))
+    tables.create()
+    tables.ensure_topic("orders")
+    columns = spark.sql(f"DESCRIBE delta.`{tmp_path}/topics/orders`").collect()
+    described = {row["col_name"]: row["comment"] for row in columns}
+    assert described["stored_at"] == "when Kafka appended it; the message may be shown long after"
+    assert tables.table("half").detail().collect()[0]["description"] == "half messages, as they landed"
+    commented = TOPIC.schema.json()
+    assert is_as_made(_metadata(re.sub('"comment":"[^"]*"', "", commented)), TOPIC)
+    assert not is_as_made(_metadata(commented.replace('"comment"', '"note"')), TOPIC)
+
+
+def _metadata(schema: str) -> SimpleNamespace:
+    found = {"configuration": TOPIC.properties(), "partitionColumns": ["queue_id"], "schemaString": schema}
+    return SimpleNamespace(json=lambda: json.dumps({"metaData": found}))

@@ -386,5 +386,5 @@ def test_a_topic_may_have_columns_for_its_bodies(tmp_path: Path) -> None:
     ],
 )
 def test_a_schema_has_a_format_and_columns(given: object) -> None:
-    with pytest.raises(ConfigError, match="maps such as .format: json, schema: "):
+    with pytest.raises(ConfigError, match=r"maps such as .format: json, schema: "):
         config.from_mapping({"topics.schemas": given})

@@ -34,7 +34,7 @@ def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
         path: a directory or URI.
         table: columns, partitions and properties.
     """
-    builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema)
+    builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema).comment(table.comment)
     if table.partition_by:
         builder = builder.partitionedBy(*table.partition_by)
     for key, value in table.properties().items():
@@ -77,10 +77,14 @@ def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: 
         table: columns, partitions and properties.
         more: further table properties.
     """
-    fields = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in table.schema)
+    fields = ", ".join(
+        f"`{field.name}` {field.dataType.simpleString()} COMMENT {_text(field.metadata.get('comment', ''))}"
+        for field in table.schema
+    )
     partitions = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
     properties = ", ".join(f"'{key}' = '{value}'" for key, value in {**table.properties(), **more}.items())
-    create = f"CREATE TABLE IF NOT EXISTS {name} ({fields}) USING delta {partitions} TBLPROPERTIES ({properties})"
+    tail = f"{partitions} COMMENT {_text(table.comment)} TBLPROPERTIES ({properties})"
+    create = f"CREATE TABLE IF NOT EXISTS {name} ({fields}) USING delta {tail}"
 
     def cut_short(error: AnalysisException) -> str | None:
         if error.getCondition() != "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION":
@@ -151,9 +155,16 @@ def _heeded(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _by_name(schema: str) -> list[dict[str, Any]]:
-    """The columns of a schema, sorted by name, with all of Delta's metadata."""
+    """The columns of a schema, sorted by name, with all of Delta's metadata but comments."""
     fields: list[dict[str, Any]] = json.loads(schema)["fields"]
+    for field in fields:
+        field["metadata"].pop("comment", None)
     return sorted(fields, key=lambda field: str(field["name"]))
+
+
+def _text(text: str) -> str:
+    """A literal of SQL."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def properties_of(table: DeltaTable) -> dict[str, str]:
