@@ -107,11 +107,11 @@ def doctor(
     Needs no Spark. Exit code 1 when something needs a look.
     """
     settings = load(conf, sets)
-    from commitlake.tools.cli import health
+    from commitlake.tools import doctor as health
 
     if make_room:
         health.make_room(settings)
-    raise typer.Exit(health.doctor(settings, as_json))
+    raise typer.Exit(health.show(settings, as_json))
 
 
 def backup(
