@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from commitlake import ReceivedMessage, consume
@@ -45,9 +44,7 @@ class Service:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._messages.stop()
         self._thread.join(30)

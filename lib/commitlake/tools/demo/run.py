@@ -15,10 +15,9 @@ import yaml
 
 from commitlake.tools.demo import report, scenario, shop
 from commitlake.tools.demo.comparison import OrderTables
-from commitlake.tools.demo.coordinator_process import CoordinatorProcess
 from commitlake.tools.demo.downstream import Service
-from commitlake.tools.demo.instances import Instances
 from commitlake.tools.demo.orders import OrderTable
+from commitlake.tools.demo.processes import CoordinatorProcess, instances
 from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.scenario import Scenario
 
@@ -74,7 +73,7 @@ def _play(
         coordinator = enter(CoordinatorProcess(command, place / "coordinator.log"))
         points = enter(Service(conf, tables.root, "points", place))
         logistics = enter(Service(conf, tables.root, "logistics", place, fails_first=7))
-        shops = enter(Instances(place / "orders.db", producer, progress.write))
+        shops = enter(instances(place / "orders.db", producer, progress.write))
         story = Scenario(coordinator, tables, table, shops, points, logistics, progress)
         differences = story.play(producer)
         report.show(story, differences, progress.seconds)
