@@ -1,7 +1,6 @@
 """The coordinator in memory: the real state machine and the real producer, a Kafka that is a list, a clock that is set.
 
-The steps that the real one runs in Spark are plain Python here: landing (`landing`), the ledger and its resolutions
-(`ledger`).
+The steps that the real one runs in Spark are plain Python here: `landing` and `coordination`.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, HALF, LANDED, OP
 from commitlake.protocol.states import DUPLICATE_OF, Delivery, Source, State
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits, encode_check
+from commitlake.testing.coordination import Segments
 from commitlake.testing.link import Fault, MemoryEngine, MemoryLink
 from commitlake.testing.producer import InMemoryProducer
 from commitlake.testing.records import Check, LandedMessage, LandedOp
-from commitlake.testing.segments import Segments
 from commitlake.testing.shown import Shown, VisibleMessage, place
 
 _NOWHERE = {"kafka.bootstrap_servers": "in-memory:9092", "warehouse": "/in-memory"}
