@@ -25,8 +25,7 @@ from commitlake.protocol.states import DUPLICATE_OF, Delivery, Source, State
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits, encode_check
 from commitlake.testing.coordination import Segments
-from commitlake.testing.link import Fault, MemoryEngine, MemoryLink
-from commitlake.testing.producer import InMemoryProducer
+from commitlake.testing.producer import Fault, InMemoryProducer, MemoryEngine, MemoryLink
 from commitlake.testing.records import Check, LandedMessage, LandedOp
 from commitlake.testing.shown import Shown, VisibleMessage, place
 
