@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from commitlake.protocol import headers
-from commitlake.reading.questions.open import REOPENED
 from commitlake.reading.questions.tables import Tables, iso
 from commitlake.reading.questions.transactions import PENDING
+from commitlake.reading.questions.views import REOPENED
 
 _HALVES = f"""
 WITH ends AS (

@@ -5,25 +5,24 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from commitlake.reading.questions import ended
-from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, moment
+from commitlake.reading.questions.views import make_ended, make_pending
 
-_ENDED = f"""
+_ENDED = """
 SELECT * EXCLUDE ms, round(ms[1] / 1000, 1) AS p50_s, round(ms[2] / 1000, 1) AS p99_s FROM (
 SELECT topic, state, reason, count(*) AS messages,
        quantile_disc(epoch_ms(resolved_at) - epoch_ms(stored_at), [0.5, 0.99]) AS ms
-FROM {ended.VIEW} WHERE resolved_at >= {{since}} GROUP BY ALL)
+FROM ended WHERE resolved_at >= {since} GROUP BY ALL)
 """
-_PENDING = f"""
-SELECT topic, state, reason, count(*) AS messages, round(({{now}} - max(since_ms)) / 1000.0, 1) AS youngest_s,
-       round(({{now}} - min(since_ms)) / 1000.0, 1) AS oldest_s
-FROM {open_transactions.VIEW} GROUP BY ALL ORDER BY messages DESC, topic
+_PENDING = """
+SELECT topic, state, reason, count(*) AS messages, round(({now} - max(since_ms)) / 1000.0, 1) AS youngest_s,
+       round(({now} - min(since_ms)) / 1000.0, 1) AS oldest_s
+FROM pending GROUP BY ALL ORDER BY messages DESC, topic
 """
-_DISCARDED = f"""
-SELECT producer_group, topic, reason, count(*) AS messages FROM {ended.VIEW}
-WHERE state = 'DISCARDED' AND resolved_at >= {{since}} GROUP BY ALL
+_DISCARDED = """
+SELECT producer_group, topic, reason, count(*) AS messages FROM ended
+WHERE state = 'DISCARDED' AND resolved_at >= {since} GROUP BY ALL
 ORDER BY messages DESC, producer_group, topic, reason
 """
 _REASONS = """
@@ -47,7 +46,7 @@ def stats(tables: Tables, since_ms: int, now_ms: int) -> pa.Table:
         pending ones they are the least and the greatest age. Of `VISIBLE`, whose reason is a kind, they are how late
         rows became so (`lateness`).
     """
-    ended.make(tables)
+    make_ended(tables)
     ages = pending(tables, now_ms).rename_columns({"youngest_s": "p50_s", "oldest_s": "p99_s"})
     ends = tables.rows(_ENDED.format(since=moment(since_ms)))
     late = lateness(tables, since_ms, now_ms).rename_columns({"kind": "reason"})
@@ -61,13 +60,13 @@ def pending(tables: Tables, now_ms: int) -> pa.Table:
 
     Their age, in seconds, counts from the newest RESUME.
     """
-    open_transactions.make(tables)
+    make_pending(tables)
     return tables.rows(_PENDING.format(now=now_ms))
 
 
 def discarded(tables: Tables, since_ms: int) -> pa.Table:
     """Half messages discarded since, and not resumed, the most first: producer_group, topic, reason, messages."""
-    ended.make(tables)
+    make_ended(tables)
     return tables.rows(_DISCARDED.format(since=moment(since_ms)))
 
 

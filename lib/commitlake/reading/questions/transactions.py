@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from commitlake.reading.questions import ended
-from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions.tables import HAS_KEY, Tables, epoch_ms, moment
+from commitlake.reading.questions.views import make_ended, make_pending
 
 PENDING = "PENDING"
 STATES = (PENDING, "COMMITTED", "ROLLED_BACK", "DISCARDED")
@@ -93,9 +92,9 @@ def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None)
     """
     parts = []
     if PENDING in wanted.states:
-        open_transactions.make(tables)
+        make_pending(tables)
         conditions = f"{wanted.conditions(now_ms, _BEGUN)} AND {wanted.more()}"
-        sql = f"SELECT {_shown(f'{now_ms} - {_BEGUN}')} FROM {open_transactions.VIEW} WHERE {conditions}"
+        sql = f"SELECT {_shown(f'{now_ms} - {_BEGUN}')} FROM pending WHERE {conditions}"
         parts.append(tables.rows(sql, **wanted.parameters()))
     if set(wanted.states) != {PENDING}:
         parts.append(_ended(tables, wanted, now_ms, limit))
@@ -111,13 +110,13 @@ def _shown(age: str) -> str:
 def _ended(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None) -> pa.Table:
     """Finds candidates in the narrow ledger, then the first half messages among them."""
     tables.open("half")
-    ended.make(tables)
+    make_ended(tables)
     conditions = wanted.conditions(now_ms)
     begins = ["true"] if limit is None else _begins(tables)
     if wanted.keys is not None:
         begins = [_keyed(tables, wanted.keys)]
     for begin in begins:
-        tables.make("found", f"SELECT * FROM {ended.VIEW} WHERE {conditions} AND {begin}", **wanted.parameters())
+        tables.make("found", f"SELECT * FROM ended WHERE {conditions} AND {begin}", **wanted.parameters())
         sql = f"SELECT {_shown(f'{_ENDED} - {_STORED}')} FROM ({_FIRST}) WHERE {wanted.more()}"
         rows = tables.rows(sql, **wanted.parameters())
         if limit is not None and rows.num_rows >= limit:
