@@ -43,7 +43,7 @@ class Wanted:
         topic: destination of the first half message.
         reason: why it ended.
         older_than_ms: least time since its first half message was stored; of a pending one also since its last RESUME.
-        since_ms: its first half message was stored after that, ms since epoch, UTC.
+        newer_than_ms: most time since its first half message was stored.
         keys: a business key of the first half message.
         where: an SQL condition on the columns of `half` and `transactions`.
     """
@@ -53,7 +53,7 @@ class Wanted:
     topic: str | None = None
     reason: str | None = None
     older_than_ms: int | None = None
-    since_ms: int | None = None
+    newer_than_ms: int | None = None
     keys: str | None = None
     where: str | None = None
 
@@ -61,13 +61,14 @@ class Wanted:
         """SQL for the columns that pending and ended transactions share; ages count from `begin`, SQL for ms."""
         pairs = (("producer_group", "group"), ("topic", "topic"), ("reason", "reason"))
         found = [f"{column} = ${name}" for column, name in pairs if getattr(self, name) is not None]
-        found += [f"state IN ({', '.join(repr(state) for state in self.states)})"]
+        states = ", ".join(f"'{state}'" for state in self.states)
+        found.append(f"state IN ({states})")
         if self.older_than_ms is not None:
             until = now_ms - self.older_than_ms
             found.append(f"stored_at <= {moment(until)}")  # skips files
             found.append(f"{begin} <= {until}")
-        if self.since_ms is not None:
-            found.append(f"stored_at >= {moment(self.since_ms)}")
+        if self.newer_than_ms is not None:
+            found.append(f"stored_at >= {moment(now_ms - self.newer_than_ms)}")
         return " AND ".join(found)
 
     def more(self) -> str:

@@ -20,12 +20,6 @@ from commitlake.tools.cli.questions import FOUND, NOTHING, show
 _EXAMPLES = 10
 
 
-def list_waiting(settings: Config, topic: str | None, keys: str | None, limit: int, as_json: bool) -> int:
-    """Show the delayed messages that are waiting."""
-    with opened(settings.warehouse) as tables:
-        return show(waiting(tables, topic, keys), limit, as_json)
-
-
 def send_recalls(settings: Config, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     """Recall the messages of rows of `waiting`; yields their number once all recalls are sent."""
     with many_records(settings.kafka) as send:
