@@ -39,9 +39,6 @@ Reopened = Mapping[Position, LandedOp]
 class Ledger:
     """The tables that coordination writes.
 
-    Args:
-        rules: the timing rules.
-
     Attributes:
         half: half messages that have landed.
         delayed: delayed messages that have landed.
@@ -244,11 +241,7 @@ class Ledger:
 
 
 class Segments:
-    """All segments of a coordinator, and the ledger that they write.
-
-    Args:
-        rules: the timing rules.
-    """
+    """All segments of a coordinator, and the ledger that they write."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules, self.ledger = rules, Ledger(rules)
@@ -263,14 +256,7 @@ class Segments:
         table[message.at] = message
 
     def batch(self, now: int, watermark: int, read: Sequence[LandedMessage], ops: Sequence[LandedOp]) -> None:
-        """One batch of coordination.
-
-        Args:
-            now: its time, ms since epoch, UTC.
-            watermark: ms since epoch, UTC.
-            read: messages that it reads, which have landed.
-            ops: ops that it reads.
-        """
+        """One batch of coordination. Times are ms since epoch, UTC; the messages that it reads have landed."""
         rows = self.next + [row_of_message(m) for m in read] + [row_of_op(op) for op in ops]
         self.ledger.op |= {op.key: op for op in ops}
         arrived: dict[Segment, list[Rows]] = {}

@@ -51,11 +51,6 @@ _UNANSWERED = {Fault.LOST, Fault.UNACKNOWLEDGED, Fault.DECISION_LOST}
 class MemoryEngine:
     """A Kafka client whose broker is a list; see `producer.engine.Engine`.
 
-    Args:
-        prefix: prefix of the topics' names.
-        queues: partitions of each topic.
-        append: appends a record to (topic without its prefix, queue).
-
     Attributes:
         fault: happens at the next record at which it can happen.
         is_dead: whether the process has died.
@@ -111,11 +106,7 @@ def _faults_of(topic: str, record: wire.Encoded) -> set[Fault]:
 
 
 class MemorySent:
-    """A record whose outcome is known; see `producer.engine.Sent`.
-
-    Args:
-        at: its position; None: nobody knows whether Kafka has it.
-    """
+    """A record whose outcome is known; see `producer.engine.Sent`. Without a position, Kafka may have it or not."""
 
     def __init__(self, at: Position | None) -> None:
         self.outcome = Result[Position]()
@@ -130,13 +121,7 @@ class MemorySent:
 
 
 class MemoryLink(KafkaLink):
-    """The real link over a `MemoryEngine`.
-
-    Args:
-        kafka: names of topics.
-        engine: takes the records.
-        settings: returns the newest limits.
-    """
+    """The real link over a `MemoryEngine`."""
 
     def __init__(self, kafka: KafkaConfig, engine: MemoryEngine, settings: Callable[[], wire.Settings]) -> None:
         super().__init__(kafka, 0, {})

@@ -46,13 +46,7 @@ SELECT o.source AS source, o."partition" AS queue, o.next AS next FROM (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The finding of one check.
-
-    Attributes:
-        what: the thing that was checked.
-        is_well: whether it is as it should be.
-        detail: what was found, and what to do where it is not well.
-    """
+    """The finding of one check: what was found, and what to do where it is not well."""
 
     what: str
     is_well: bool

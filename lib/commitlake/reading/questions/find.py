@@ -70,12 +70,7 @@ FROM {{view}} WHERE {_IS}
 
 
 def find(tables: Tables, receipts: str, keys: str) -> pa.Table:
-    """All rows with a business key, in time order: `COLUMNS`.
-
-    Args:
-        tables: of the warehouse.
-        receipts: place of the table of receipts, which need not be there.
-        keys: one business key.
+    """All rows with a business key, in time order: `COLUMNS`. The table of receipts need not be there.
 
     Raises:
         NoTableError: no coordinator has run there.

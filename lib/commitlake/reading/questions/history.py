@@ -61,9 +61,7 @@ WHERE source = 'half' AND source_offset BETWEEN $low AND $high AND transaction_i
 def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
     """The history of a transaction; None when nothing is known of the id.
 
-    Args:
-        tables: of the warehouse.
-        transaction_id: its id, or the message id of one of its half messages: of several transactions the newest.
+    The message id of one of its half messages names it, too: of several transactions the newest.
 
     Returns:
         transaction_id, producer_group, state, reason, checks and round of the first half message; half_messages, each

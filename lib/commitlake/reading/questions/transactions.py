@@ -85,11 +85,7 @@ class Wanted:
 def found(tables: Tables, wanted: Wanted, now_ms: int, limit: int | None = None) -> pa.Table:
     """Transactions, the newest first: `COLUMNS`, age_ms (at the end, if it has ended), and `DETAILS`.
 
-    Args:
-        tables: of the warehouse.
-        wanted: which ones.
-        now_ms: end of the ages of pending ones, ms since epoch, UTC.
-        limit: at most so many.
+    Ages of pending ones end at `now_ms`, ms since epoch, UTC.
     """
     parts = []
     if PENDING in wanted.states:

@@ -24,11 +24,6 @@ _ACKNOWLEDGED_WITHIN_S = 15
 def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str) -> Position:
     """Return the position of a transaction's first half message, the only one that a decision names.
 
-    Args:
-        spark: a session with the Delta extension.
-        warehouse: where the tables are.
-        transaction_id: as the producer got it from its send.
-
     Raises:
         TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
     """
@@ -68,11 +63,7 @@ def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position
 
 
 class Sender:
-    """A connection that sends decisions one after the other, each acknowledged before the next.
-
-    Args:
-        kafka: the coordinator's Kafka.
-    """
+    """A connection that sends decisions one after the other, each acknowledged before the next."""
 
     def __init__(self, kafka: KafkaConfig) -> None:
         self._kafka, self._stack = kafka, ExitStack()

@@ -27,13 +27,7 @@ MOST_ROWS = 1_000
 
 
 def run(settings: Config, *, available_now: bool = False, standby: bool = False) -> None:
-    """Run the coordinator until a signal comes.
-
-    Args:
-        settings: the configuration.
-        available_now: end when all records that are there are processed.
-        standby: wait first, until no other coordinator runs on the warehouse.
-    """
+    """Run the coordinator until a signal comes, or until all records that are there are processed (`available_now`)."""
     spark = session.build(settings, app_name="commitlake-run")
     try:
         with _started(spark, settings, available_now, standby) as coordinator:

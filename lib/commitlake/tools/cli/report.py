@@ -72,11 +72,7 @@ def write(settings: Config, since_ms: int, out: Path) -> int:
 def serve(settings: Config, since_ms: int, port: int, *, with_actions: bool = False) -> int:
     """Serve the page on the loopback address until Ctrl-C, a new one for each request; returns the exit code.
 
-    Args:
-        settings: the coordinator's configuration.
-        since_ms: how far the page looks back.
-        port: the port; 0 for any that is free.
-        with_actions: offer `Actions` too.
+    At port 0 it takes any port that is free.
     """
     actions = Actions(settings) if with_actions else None
     made = partial(make, settings, since_ms, _REFRESH_S, _LINKS if actions else "")
@@ -91,13 +87,7 @@ def serve(settings: Config, since_ms: int, port: int, *, with_actions: bool = Fa
 
 
 class ReportHandler(BaseHTTPRequestHandler):
-    """Answers with the page, and with the pages of the actions where they are offered.
-
-    Args:
-        made: makes the page about the last hours.
-        actions: None: only that page is offered.
-        given: the server's own arguments.
-    """
+    """Answers with the page, and with the pages of the actions where they are offered."""
 
     def __init__(self, made: Callable[[], str], actions: Actions | None, *given: Any) -> None:
         self._made, self._actions = made, actions
@@ -178,9 +168,6 @@ def _parts(address: str) -> SplitResult:
 
 class Actions:
     """The pages of the actions.
-
-    Args:
-        settings: the coordinator's configuration, with Kafka's address.
 
     Attributes:
         token: the secret that a request must know.

@@ -22,10 +22,7 @@ class Service:
     once.
 
     Args:
-        conf: the file of the coordinator's configuration.
-        warehouse: where the tables are.
         group: its group of consumers, and the name of its database.
-        place: a directory for the database.
         fails_first: of so many orders one fails at its first attempt and is retried; 0 for none.
     """
 

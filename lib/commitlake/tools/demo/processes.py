@@ -27,12 +27,7 @@ class DemoError(CommitLakeError):
 
 
 class CoordinatorProcess:
-    """The coordinator: runs a command that prints READY once it works.
-
-    Args:
-        command: must end when its standard input does, so it can't outlive the demo.
-        log: the file for its output.
-    """
+    """The coordinator: runs a command that prints READY once it works, and ends when its standard input does."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self._command, self._log = list(command), log
@@ -161,10 +156,7 @@ class Instances:
 def instances(table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Instances]:
     """Start the instances of the order service, and end them.
 
-    Args:
-        table: the file of the order table.
-        kafka: arguments of their producers.
-        tell: called, from a thread, with the kill and with each answer to a check of its transactions.
+    Threads tell of the kill, and of each answer to a check of the killed one's transactions.
     """
     with ExitStack() as started:
         yield Instances([started.enter_context(Instance(name, table, kafka, tell)) for name in shop.SHOPS])

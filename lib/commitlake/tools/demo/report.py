@@ -18,13 +18,7 @@ _WORDS = {"DIRECT": "at once", "CHECK": "after a check", "CHECK_MAX": "still unk
 
 
 def show(story: Scenario, differences: list[str], seconds: float) -> None:
-    """Print the counts, what a consumer sees, where the tables are, and whether all sides agree.
-
-    Args:
-        story: the story, which has ended.
-        differences: between the sides; empty when they agree.
-        seconds: time since the start of the demo.
-    """
+    """Print the counts, what a consumer sees, where the tables are, and whether all sides agree."""
     tables = story.tables
     where = place(tables.root, TOPIC)
     blocks = (summary(story, seconds), rows(tables, TOPIC), where, next_steps(tables), verdict(differences))

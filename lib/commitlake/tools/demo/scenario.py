@@ -55,11 +55,7 @@ class Scenario:
         self._was_ready = False
 
     def play(self, kafka: Mapping[str, Any]) -> list[str]:
-        """Run until all is decided and all sides agree, or patience ends; return what still differs then.
-
-        Args:
-            kafka: arguments of a producer.
-        """
+        """Run until all is decided and all sides agree, or patience ends; return what still differs then."""
         self._others = _send_others(kafka)
         self.progress.write(f"sent a batch of 3 {_PRICES}, and a reminder for in {_DELAY_S} s")
         deadline = time.monotonic() + _PATIENCE_S
