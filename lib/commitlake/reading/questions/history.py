@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from commitlake.protocol import headers
@@ -92,7 +92,7 @@ def history(tables: Tables, transaction_id: str) -> dict[str, Any] | None:
         "checks": _checks(tables, first, round_) if is_open else first.get("checks"),
         "round": round_,
         "half_messages": [_half(row, visible.get((row["queue"], row["queue_offset"]))) for row in halves],
-        "events": sorted(events, key=_time),
+        "events": sorted(events, key=itemgetter("at")),
     }
 
 
@@ -130,8 +130,3 @@ def _visible(
 
 def _seen(row: dict[str, Any]) -> str:
     return f"{row['source_queue']}-{row['source_offset']}, batch {row['batch_id']}"
-
-
-def _time(event: dict[str, Any]) -> datetime:
-    at: datetime = event["at"]
-    return at

@@ -28,7 +28,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions import delayed as delayed_messages
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
-from commitlake.tools.cli import bulk, delayed
+from commitlake.tools.cli import bulk
 from commitlake.tools.cli.options import with_address
 from commitlake.tools.report.figures import read
 from commitlake.tools.report.page import document, page, table
@@ -232,7 +232,7 @@ class Actions:
         given = {field: form.get(field) or None for field in _FILTERS[name]}
         if name == "recall":
             waiting = partial(delayed_messages.waiting, topic=given["topic"], keys=given["keys"])
-            return lambda: self._rows(waiting), lambda rows: delayed.send_recalls(settings, rows)
+            return lambda: self._rows(waiting), lambda rows: bulk.send_recalls(settings, rows)
         wanted = Wanted(("DISCARDED",), given["group"], given["topic"], given["reason"], keys=given["keys"])
         plan = bulk.BulkDecision("RESUME", wanted, (), None, f"{given['remark']} (by {bulk.who()}, on the page)", _RATE)
         return lambda: self._rows(partial(bulk.chosen_by, plan=plan)), lambda rows: bulk.send(settings, plan, rows)

@@ -207,9 +207,9 @@ def recall(
 
     Needs no Spark. Shows them first, and asks. Exit code 3 when there are none.
     """
-    from commitlake.tools.cli import delayed as messages
+    from commitlake.tools.cli import bulk
 
-    raise typer.Exit(messages.recall(load(conf, sets), topic, keys, dry_run=dry_run, ask=not yes))
+    raise typer.Exit(bulk.recall(load(conf, sets), topic, keys, dry_run=dry_run, ask=not yes))
 
 
 def unfinished(
