@@ -13,7 +13,7 @@ from commitlake.config import from_mapping
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
 from commitlake.reading.questions import overview
-from commitlake.reading.questions.lateness import lateness
+from commitlake.reading.questions.overview import lateness
 from commitlake.reading.questions.tables import opened
 from commitlake.tools import doctor
 from commitlake.tools.cli import questions

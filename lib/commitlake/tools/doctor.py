@@ -28,7 +28,6 @@ from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading import damage
 from commitlake.reading.questions import liveness, overview
-from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.table import Snapshot, folders, location
 from commitlake.tools.backup import TABLES
@@ -204,7 +203,7 @@ def _pending(tables: Tables, config: Config) -> Diagnosis:
 def _late(tables: Tables, config: Config) -> Diagnosis:
     """How late messages became visible, from the op, the own append or the due time."""
     now = now_ms()
-    found = lateness(tables, now - HOUR_MS, now).to_pylist()
+    found = overview.lateness(tables, now - HOUR_MS, now).to_pylist()
     if not found:
         return Diagnosis("late", True, "nothing became visible in the last hour")
     worst = max(found, key=lambda row: float(row["p99_s"]))

@@ -26,9 +26,8 @@ from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.reading.questions.delayed import recall_of, waiting
-from commitlake.reading.questions.history import history
 from commitlake.reading.questions.tables import Tables, escaped, opened
-from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
+from commitlake.reading.questions.transactions import COLUMNS, Wanted, found, history
 from commitlake.tools.audit.admin import Sender
 from commitlake.tools.cli import output
 from commitlake.tools.cli.options import with_address

@@ -13,9 +13,9 @@ from commitlake.config import Config
 from commitlake.config.terminal import json_line, printable
 from commitlake.errors import ConfigError
 from commitlake.protocol.clock import now_ms
-from commitlake.reading.questions.history import history as transaction_history
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
+from commitlake.reading.questions.transactions import history as transaction_history
 from commitlake.tools.cli import output
 
 FOUND, NOTHING = 0, 3

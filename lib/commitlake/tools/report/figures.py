@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from commitlake.reading.questions import overview
-from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, moment
 from commitlake.reading.questions.views import make_ended, make_pending
 
@@ -119,7 +118,7 @@ def read(tables: Tables, since: int, now: int) -> Figures:
         checks=rows(_CHECKS)[0],
         discards=overview.discarded(tables, since).slice(0, _MOST_DISCARDS).to_pylist(),
         rejects=overview.reasons(tables, since).to_pylist(),
-        late=lateness(tables, since, now).sort_by([("p99_s", "descending")]).slice(0, _OLDEST).to_pylist(),
+        late=overview.lateness(tables, since, now).sort_by([("p99_s", "descending")]).slice(0, _OLDEST).to_pylist(),
         slowest=rows(_SLOWEST),
         oldest=rows(_OPEN),
     )
