@@ -94,6 +94,11 @@ class Instance:
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
+    def placed(self) -> int:
+        """Number of orders that it placed, or that hang."""
+        return self.reported["placed"] + self.reported["stuck"]
+
+    @property
     def is_done(self) -> bool:
         """Whether it has placed all its orders, or is dead.
 
@@ -135,28 +140,11 @@ class Instance:
         self._tell(f"killed {self.name} with {shop.STUCK} open transactions")
 
 
-class Instances:
-    """All instances of the order service; the doomed one is killed when its last orders hang."""
-
-    def __init__(self, instances: Sequence[Instance]) -> None:
-        self._all = instances
-
-    @property
-    def placed(self) -> int:
-        """Number of orders that were placed, or that hang."""
-        return sum(each.reported["placed"] + each.reported["stuck"] for each in self._all)
-
-    @property
-    def are_done(self) -> bool:
-        """Whether all shops have placed their orders."""
-        return all([each.is_done for each in self._all])
-
-
 @contextmanager
-def instances(table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Instances]:
-    """Start the instances of the order service, and end them.
+def instances(table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[list[Instance]]:
+    """Start the instances of the order service, and end them; the doomed one is killed when its last orders hang.
 
     Threads tell of the kill, and of each answer to a check of the killed one's transactions.
     """
     with ExitStack() as started:
-        yield Instances([started.enter_context(Instance(name, table, kafka, tell)) for name in shop.SHOPS])
+        yield [started.enter_context(Instance(name, table, kafka, tell)) for name in shop.SHOPS]

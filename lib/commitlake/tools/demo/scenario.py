@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from commitlake.tools.demo import orders
 from commitlake.tools.demo.comparison import Comparison, OrderTables
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.orders import OrderTable
-from commitlake.tools.demo.processes import CoordinatorProcess, Instances
+from commitlake.tools.demo.processes import CoordinatorProcess, Instance
 from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.shop import DOOMED, ORDERS, SHOPS
 
@@ -43,7 +43,7 @@ class Scenario:
     coordinator: CoordinatorProcess
     tables: OrderTables
     table: OrderTable
-    shops: Instances
+    shops: Sequence[Instance]
     points: Service
     logistics: Service
     progress: DemoProgress
@@ -68,9 +68,9 @@ class Scenario:
             self.progress.end()
 
     def _show(self) -> None:
-        counts = self.counts
+        counts, placed = self.counts, sum(each.placed for each in self.shops)
         self.progress.show(
-            f"{self.shops.placed} orders: {counts['COMMITTED']} committed, {counts['ROLLED_BACK']} rolled back, "
+            f"{placed} orders: {counts['COMMITTED']} committed, {counts['ROLLED_BACK']} rolled back, "
             f"{counts['PENDING']} pending; {counts['checks']} checks; "
             f"{len(self.points.worked_on())} points, {len(self.logistics.worked_on())} shipped"
         )
@@ -83,7 +83,7 @@ class Scenario:
             self.progress.write(f"the first {counts['COMMITTED']} orders are committed")
         if not self._is_back():
             return ["the coordinator is not ready"]
-        if not self.shops.are_done:
+        if not all([each.is_done for each in self.shops]):  # each raises, if it has died
             return ["the shops are still placing orders"]
         if self.counts["PENDING"]:
             return [f"transactions: {self.counts['PENDING']} half messages are pending"]
