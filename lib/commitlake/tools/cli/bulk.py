@@ -28,7 +28,7 @@ from commitlake.protocol.kafka_topics import OP
 from commitlake.reading.questions.delayed import recall_of, waiting
 from commitlake.reading.questions.tables import Tables, escaped, opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found, history
-from commitlake.tools.audit.admin import Sender
+from commitlake.tools.audit.admin import sending
 from commitlake.tools.cli import output
 from commitlake.tools.cli.options import with_address
 from commitlake.tools.cli.questions import FOUND, NOTHING, asked, show
@@ -132,10 +132,10 @@ def _exists(tables: Tables, given: str) -> str:
 def send(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     """Send decisions in their order, no more than `rate` a second; yields after each how many are sent."""
     begun = time.monotonic()
-    with Sender(settings.kafka) as sender:
+    with sending(settings.kafka) as send_one:
         for sent, row in enumerate(rows, 1):
             first = Position(row["queue"], row["queue_offset"])
-            sender.send(plan.decision, row["transaction_id"], first, plan.remark)
+            send_one(plan.decision, row["transaction_id"], first, plan.remark)
             yield sent
             time.sleep(max(0.0, begun + sent / plan.rate - time.monotonic()))
 
