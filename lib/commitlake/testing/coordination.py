@@ -31,7 +31,7 @@ Occurred = tuple[Source, int, np.void]
 Keyed = tuple[Source, int, Rows]
 """A row on its way to the segment of (source, queue, offset of the row)."""
 Outcome = tuple[Any, ...]
-"""A result of a segment or a resolution: `ended`, `refused`, `delivery`, `resume` or `again`; its key; its content."""
+"""A result of a segment or a resolution: `ended`, `refused`, `delivery` or `resume`; its key; its content."""
 Reopened = Mapping[Position, LandedOp]
 """The first half messages that RESUMEs of the batch reopen, each with its RESUME."""
 
@@ -50,6 +50,7 @@ class Ledger:
         rejected: ops that were refused, and why.
         deliveries: ends of messages with a delay, and when they were due.
         written: the outcomes that the last batch wrote.
+        again: rows that the last batch sends back to segments, for the next one.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -77,8 +78,8 @@ class Ledger:
 
     # ---- unmatched ops and parts, resolved from the tables as they were before the batch
 
-    def resolve(self, events: list[Occurred]) -> tuple[list[Outcome], list[Keyed]]:
-        """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
+    def resolve(self, events: list[Occurred]) -> list[Outcome]:
+        """Ends, refusals and resumes to record; other rows go back to segments."""
         unmatched = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
         resumes = [e for e in unmatched if e["kind"] == Kind.RESUME]
         outcomes = first_resumes([outcome for e in resumes for outcome in self._resolve(e, {})])
@@ -86,9 +87,7 @@ class Ledger:
         for e in unmatched:
             if e["kind"] != Kind.RESUME:
                 outcomes += self._resolve(e, reopened)
-        records = [outcome for outcome in outcomes if outcome[0] != "again"]
-        again = [outcome for outcome in outcomes if outcome[0] == "again"]
-        return records, [(src, queue, row) for _, src, queue, row in again]
+        return outcomes
 
     def _resolve(self, e: np.void, reopened: Reopened) -> Iterator[Outcome]:
         is_last = bool(e["last"])
@@ -101,8 +100,7 @@ class Ledger:
         if verdict == Ruling.ACCEPT:
             yield "resume", op
         elif verdict == Ruling.REQUEUE:
-            src = Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF
-            yield "again", src, op.listed[0].queue, op_rows(op, due=0)
+            self.again.append(row_of_op(op, due=0))
         elif verdict > 0:
             yield "refused", op.key, Refusal(verdict)
 
@@ -116,9 +114,9 @@ class Ledger:
             due = part.due(self.op[end.op].stored) if end.op and end.state == State.COMMITTED else -1
             yield "ended", part.at, end._replace(deliver_at=due)
             if due >= 0:
-                yield "again", Source.HALF, part.first_at.queue, self.timer(part, due)
+                self.again.append((Source.HALF, part.first_at.queue, self.timer(part, due)))
         else:
-            yield "again", Source.HALF, part.first_at.queue, half_row(part, due=0)
+            self.again.append((Source.HALF, part.first_at.queue, half_row(part, due=0)))
 
     def judge(self, op: LandedOp, is_last: bool, reopened: Reopened) -> int:
         """The verdict on an op, by the tables and by the transactions that RESUMEs of the batch reopen."""
@@ -178,7 +176,7 @@ class Ledger:
 
     def record(self, now: int, events: list[Occurred]) -> None:
         """Write the events of the segments in a batch at `now` (ms since epoch, UTC)."""
-        records, self.again = self.resolve(events)
+        records = self.resolve(events)
         parts: dict[Position, set[Position]] = {}
         for src, queue, e in events:
             at, first_at = Position(own(e["queue"], queue), int(e["offset"])), Position(queue, int(e["first_offset"]))
@@ -287,9 +285,9 @@ def row_of_message(m: LandedMessage) -> Keyed:
     return (Source.MESSAGES if m.delayed else Source.HALF, m.first_at.queue, half_row(m))
 
 
-def row_of_op(op: LandedOp) -> Keyed:
-    """The rows of an op, and the segment that they go to."""
-    return (Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF, op.listed[0].queue, op_rows(op))
+def row_of_op(op: LandedOp, due: int = -1) -> Keyed:
+    """The rows of an op, and the segment that they go to; `due` as in `op_rows`."""
+    return (Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF, op.listed[0].queue, op_rows(op, due))
 
 
 def first_resumes(records: list[Outcome]) -> list[Outcome]:
