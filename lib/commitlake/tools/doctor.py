@@ -22,7 +22,7 @@ from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.held_back import held_back
 from commitlake.kafka.oldest import oldest_ms
-from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.clock import BrokerClock, as_datetime, now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
@@ -159,7 +159,7 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
     if liveness.runs(config):
         wrong = _unhealthy(config, row["host"])
         return Diagnosis("coordinator", not wrong, f"{text}; {wrong}" if wrong else text)
-    seen = liveness.text_of(liveness.last_seen_ms(tables, config))
+    seen = f"{as_datetime(liveness.last_seen_ms(tables, config)):%Y-%m-%dT%H:%M:%SZ}"
     return Diagnosis("coordinator", False, f"none runs; the last one was {text}, seen last at {seen}; start one")
 
 
