@@ -6,6 +6,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.property.rebuilding import crash
 
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets
 from commitlake.coordinator.landing.watermark import Watermark
@@ -13,9 +14,9 @@ from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.statemachine.model import Rules
 from commitlake.protocol.states import Delivery, Kind, Refusal, State
+from commitlake.testing.coordination import Segments
 from commitlake.testing.records import LandedMessage as Message
 from commitlake.testing.records import LandedOp as Op
-from commitlake.testing.segments import Segments
 
 QUEUES = {"half": 2, "op": 2, "messages": 2, "admin": 1}
 TIMEOUT = 20
@@ -99,7 +100,7 @@ class Kafka:
             self.watermark.ask(self.now, self.held())
 
     def crash(self) -> None:
-        self.product.crash()
+        crash(self.product)
         self.now += self.chosen.choice([0, 100])
         self.start()
 

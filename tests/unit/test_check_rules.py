@@ -27,7 +27,7 @@ from commitlake.coordinator.resolving.rules import CheckRule, rule_of
 from commitlake.errors import CommitLakeError, ConfigError, KafkaError
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
-from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.tools import doctor
 
@@ -190,7 +190,7 @@ def test_a_rule_decides_what_its_table_knows_and_leaves_the_rest(warehouse: Path
     conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": given}})
     (rule,) = Resolver(conf, CLOCK).rules
     with opened(conf.warehouse) as tables:
-        open_transactions.make(tables)
+        views.make_pending(tables)
         found = {
             row["transaction_id"]: (row["decision"], row["checks"]) for row in decided(tables, rule, CLOCK.now_ms())
         }
@@ -217,7 +217,7 @@ def test_where_the_table_has_no_row_only_absent_and_age_hold(
     given = {"table": f"delta:{tmp_path / 'orders'}", "match": "keys = id", end: condition}
     (rule,) = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK).rules
     with opened(str(warehouse)) as tables:
-        open_transactions.make(tables)
+        views.make_pending(tables)
         found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
     assert found == {"paid": end.upper()}
 
@@ -227,7 +227,7 @@ def test_a_row_that_the_table_deleted_by_a_vector_is_absent(warehouse: Path, tmp
     table_features.delete(tmp_path / "orders", [0])
     (rule,) = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK).rules
     with opened(str(warehouse)) as tables:
-        open_transactions.make(tables)
+        views.make_pending(tables)
         found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
     assert found == {"paid": "ROLLBACK", "cancelled": "ROLLBACK", "absent": "ROLLBACK", "twice": "COMMIT"}
 
@@ -261,7 +261,7 @@ def test_a_table_of_postgresql_decides_too(warehouse: Path, database: str, monke
     conf = from_mapping({"warehouse": str(warehouse), "checks": {"g": rule_of_database(database)}})
     (rule,) = Resolver(conf, CLOCK).rules
     with opened(conf.warehouse) as tables:
-        open_transactions.make(tables)
+        views.make_pending(tables)
         found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
     assert found == {"paid": "COMMIT", "cancelled": "ROLLBACK", "absent": "ROLLBACK"}
     assert postgres.PASSWORD not in conf.describe()
@@ -278,7 +278,7 @@ def test_a_key_that_postgresql_can_not_hold_leaves_its_transaction_open_only(
     (rule,) = Resolver(conf, CLOCK).rules
     caplog.set_level(logging.WARNING, logger="commitlake")
     with opened(conf.warehouse) as tables:
-        open_transactions.make(tables)
+        views.make_pending(tables)
         found = {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
     assert found == {"paid": "COMMIT", "cancelled": "ROLLBACK", "open": "ROLLBACK"}
     (told,) = caplog.messages
@@ -339,7 +339,7 @@ def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
         resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": {"g": given}}), CLOCK)
         caplog.set_level(logging.WARNING, logger="commitlake")
         with opened(str(warehouse)) as tables:
-            open_transactions.make(tables)
+            views.make_pending(tables)
             found = by_database(tables, resolver.rules[0], CLOCK.now_ms())
     assert {row["transaction_id"]: row["decision"] for row in found} == {"paid": "COMMIT"}
     reasons = {
@@ -385,7 +385,7 @@ def test_rules_that_look_together_work_out_what_is_open_once(
     resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": dict.fromkeys("gabc", given)}), CLOCK)
     stop, made, seen = threading.Event(), Counter[str](), dict[str, int]()
 
-    def make(tables: Tables, of: Callable[[Tables], None] = open_transactions.make) -> None:
+    def make(tables: Tables, of: Callable[[Tables], None] = views.make_pending) -> None:
         made["times"] += 1
         of(tables)
 
@@ -395,7 +395,7 @@ def test_rules_that_look_together_work_out_what_is_open_once(
             stop.set()
         return Counter()
 
-    monkeypatch.setattr(open_transactions, "make", make)
+    monkeypatch.setattr(views, "make_pending", make)
     monkeypatch.setattr(resolver, "_send", send)
     resolver.run(stop)
     assert made["times"] < len(resolver.rules), "a busy machine may take a second between two of them"

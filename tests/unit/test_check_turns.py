@@ -13,7 +13,7 @@ from commitlake.clients.producer import TransactionMQProducer, check_reader
 from commitlake.clients.producer.check_turns import READERS, CheckTurns, Turned
 from commitlake.config import KafkaConfig
 from commitlake.testing import InMemoryCoordinator
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 
 class Reader:

@@ -19,7 +19,7 @@ from commitlake import AsyncTransactionMQProducer, LocalTransactionState, Messag
 from commitlake.clients.producer import default
 from commitlake.config import KafkaConfig
 from commitlake.testing import InMemoryCoordinator
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 
 @pytest.fixture

@@ -346,9 +346,7 @@ class Snapshot:
 class Stream:
     """Rows of a table that is not plain (`is_plain`), as an Arrow stream that can be read any number of times.
 
-    Args:
-        table: the table.
-        columns: only these, in any case; None for all.
+    It has only `columns`, in any case, unless that is None.
     """
 
     def __init__(self, table: Snapshot, columns: Collection[str] | None = None) -> None:

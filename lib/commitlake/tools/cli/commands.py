@@ -6,7 +6,6 @@ import logging
 from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.config.terminal import printable
@@ -32,13 +31,7 @@ MOST_ROWS = 1_000
 
 
 def run(settings: Config, *, available_now: bool = False, standby: bool = False) -> None:
-    """Run the coordinator until a signal comes.
-
-    Args:
-        settings: the configuration.
-        available_now: end when all records that are there are processed.
-        standby: wait first, until no other coordinator runs on the warehouse.
-    """
+    """Run the coordinator until a signal comes, or until all records that are there are processed (`available_now`)."""
     spark = session.build(settings, app_name="commitlake-run")
     try:
         with _started(spark, settings, available_now, standby) as coordinator:
@@ -155,19 +148,8 @@ def _session_on_tables(settings: Config, command: str) -> SparkSession:
 
 
 def _show(found: DataFrame) -> list[dict[str, object]]:
-    """Print rows, and return them; times are UTC."""
-    rows = [row.asDict() for row in _with_texts_for_times(found).limit(MOST_ROWS).collect()]
+    """Print rows, and return them; times are UTC: Arrow keeps their zone, rows of Spark have the machine's."""
+    rows: list[dict[str, object]] = found.limit(MOST_ROWS).toArrow().to_pylist()
     output.show(found.columns, (row.values() for row in rows))
     print(f"({len(rows)} rows{', the first ones' if len(rows) == MOST_ROWS else ''})")
     return rows
-
-
-def _with_texts_for_times(found: DataFrame) -> DataFrame:
-    """Times as texts: Python would show them in the machine's zone, Spark shows them in the session's, which is UTC."""
-    times = {name for name, kind in found.dtypes if kind == "timestamp"}
-    return found.select(
-        *[
-            F.date_format(name, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'").alias(name) if name in times else name
-            for name in found.columns
-        ]
-    )
