@@ -280,3 +280,15 @@ def test_a_topic_of_a_catalog_has_its_name_whatever_it_says(spark: SparkSession)
         assert list(tables._catalog_topics()) == ["HourlyOrders"]
     finally:
         spark.sql("DROP DATABASE hidden_names CASCADE")
+
+
+def test_views_and_tables_of_other_formats_in_a_catalog_are_no_topics(spark: SparkSession) -> None:
+    spark.sql("CREATE DATABASE with_others")
+    try:
+        tables = Warehouse(spark, "schema:spark_catalog.with_others")
+        tables.ensure_topic("orders")
+        spark.sql("CREATE VIEW spark_catalog.with_others.topic_view AS SELECT 1 AS one")
+        spark.sql("CREATE TABLE spark_catalog.with_others.topic_parquet (one int) USING parquet")
+        assert tables.found_topics() == {"orders"}
+    finally:
+        spark.sql("DROP DATABASE with_others CASCADE")

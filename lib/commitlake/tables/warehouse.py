@@ -7,11 +7,13 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -252,9 +254,8 @@ class Warehouse:
         rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
         names = [*map(TableName.of_topic, topics)]
         if few and len(topics) > 1 and self._direct() is not None:
-            own = small_files.by_topic(
-                explain_failure(self.root, lambda: to_arrow(typed(rows, TOPIC.schema, "topic"))), topics
-            )
+            every = explain_failure(self.root, lambda: to_arrow(typed(rows, TOPIC.schema, "topic")))
+            own = small_files.by_topic(every, topics)
         elif len(topics) > _SIDE_BY_SIDE and (staged := explain_failure(self.root, self._staging)) is not None:
             for name in names:
                 self._written.note(name, marker)
@@ -393,7 +394,7 @@ class Warehouse:
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)
         for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
-            found = DeltaTable.forName(self.spark, f"{schema}.`{row['tableName']}`")
-            yield properties_of(found).get(_TOPIC) or topic_names.from_path_name(
-                row["tableName"].removeprefix("topic_")
-            )
+            name = row["tableName"]
+            with suppress(AnalysisException):  # a view, or a table that is not one of Delta: not ours
+                properties = properties_of(DeltaTable.forName(self.spark, f"{schema}.`{name}`"))
+                yield properties.get(_TOPIC) or topic_names.from_path_name(name.removeprefix("topic_"))
