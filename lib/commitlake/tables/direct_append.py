@@ -22,9 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
+from commitlake.reading.markers import commit_file
 from commitlake.spark.files import FileSystem
 from commitlake.tables import small_files
-from commitlake.tables.commits import file_name
+from commitlake.tables.commits import LAST_CHECKPOINT, checkpoint_version
 from commitlake.tables.creation import is_as_made
 from commitlake.tables.names import CHECKPOINT_INTERVALS
 from commitlake.tables.schemas import TableLayout
@@ -174,21 +175,21 @@ def _is_newest(known: Any, commits: Path) -> bool:
     """Whether a `LogSegment` of Delta ends with the table's newest commit, and is short enough."""
     version = known.version()
     try:
-        newest = (commits / file_name(version)).stat()
+        newest = (commits / commit_file(version)).stat()
     except FileNotFoundError:  # the table is gone, or was created again
         return False
     is_same = newest.st_mtime_ns // 1_000_000 == known.lastCommitFileModificationTimestamp()
     last = _checkpointed(commits)
-    is_last = not (commits / file_name(version + 1)).exists() and last <= version
-    has_hole = last < version - 1 and not (commits / file_name(version - 1)).exists()  # created again meanwhile
+    is_last = not (commits / commit_file(version + 1)).exists() and last <= version
+    has_hole = last < version - 1 and not (commits / commit_file(version - 1)).exists()  # created again meanwhile
     return is_same and is_last and not has_hole and known.deltas().size() < _MOST_COMMITS
 
 
 def _checkpointed(commits: Path) -> int:
     """Version of the newest checkpoint: commits before it may be gone, so a missing one need not be the log's end."""
     try:
-        return int(json.loads((commits / "_last_checkpoint").read_bytes())["version"])
-    except (OSError, LookupError, TypeError, ValueError, OverflowError):  # Delta works without that file
+        return checkpoint_version((commits / LAST_CHECKPOINT).read_bytes(), otherwise=-1)
+    except OSError:
         return -1
 
 

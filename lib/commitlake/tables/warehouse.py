@@ -24,12 +24,12 @@ from commitlake.protocol import topic_names
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
-from commitlake.reading.markers import parsed
+from commitlake.reading.markers import commit_file, parsed
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import commits, direct_append, kept_versions, small_files, together
+from commitlake.tables import commits, direct_append, small_files, together
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, properties_of
@@ -198,7 +198,7 @@ class Warehouse:
         """Whether a stream can begin at a version; None for a catalog's table, which is not checked."""
         if self._in_catalog:
             return None
-        return kept_versions.are_kept(self.spark, self.locate(name), since, self.version(name))
+        return commits.are_kept(self.spark, self.locate(name), since, self.version(name))
 
     def append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None = None, *, few: bool = False) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
@@ -268,9 +268,9 @@ class Warehouse:
     def has_grown(self, name: str) -> bool:
         """Whether the table may have rows; it has none if its only commit created it."""
         log = self.log(name)
-        if log is None or log.exists(commits.file_name(1)) or log.exists("_last_checkpoint"):
+        if log is None or log.exists(commit_file(1)) or log.exists(commits.LAST_CHECKPOINT):
             return True
-        first = log.read(commits.file_name(0))
+        first = log.read(commit_file(0))
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
 
     def log(self, name: str) -> FileSystem | None:

@@ -22,7 +22,7 @@ from commitlake.protocol.clock import as_datetime
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.spark.parallel import run_all
-from commitlake.tables.landed_after import AFTER
+from commitlake.tables.commits import AFTER
 from commitlake.tables.small_files import are_few
 
 

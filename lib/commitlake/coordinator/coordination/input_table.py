@@ -23,7 +23,7 @@ from commitlake.protocol.statemachine.rows import ABSENT, SEGMENT_SIZE
 from commitlake.protocol.states import Kind
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows, to_arrow
-from commitlake.tables import direct_append, log_cleanup
+from commitlake.tables import commits, direct_append
 from commitlake.tables.schemas import TableLayout
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
@@ -110,7 +110,7 @@ class InputTable:
         VACUUM would list all files for that. No batch in flight reads rows of a hundred appends ago.
         """
         self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {part}")
-        log_cleanup.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
+        commits.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
         if part > 1:
             self._files.delete(f"part={part - 2}")
 

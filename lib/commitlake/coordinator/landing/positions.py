@@ -20,7 +20,7 @@ from commitlake.protocol import kafka_topics
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.spark.frames import checkpoint_now, forget_tables
 from commitlake.tables import Warehouse, topic_table
-from commitlake.tables.landed_after import written_after
+from commitlake.tables.commits import written_after
 
 log = logging.getLogger(__name__)
 

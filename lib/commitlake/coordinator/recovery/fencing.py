@@ -25,10 +25,10 @@ from commitlake.coordinator.recovery.jvm_lock import JvmLock
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import CONTRACT, __version__
+from commitlake.reading.markers import commit_file
 from commitlake.spark.files import FileSystem
 from commitlake.tables import TABLES, Warehouse, commits, topic_table
 from commitlake.tables.append_guard import AppendGuard
-from commitlake.tables.commits import file_name
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class EpochGuard(AppendGuard):
         if self._seen is None:
             return False
         version, text = self._seen
-        return not log.exists(file_name(version + 1)) and log.read(file_name(version)) == text
+        return not log.exists(commit_file(version + 1)) and log.read(commit_file(version)) == text
 
     def for_tables(self, warehouse: Warehouse) -> AppendGuard:
         """The same guard for the same tables in another session."""
