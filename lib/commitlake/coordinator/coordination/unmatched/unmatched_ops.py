@@ -1,4 +1,4 @@
-"""Answers to COMMIT, ROLLBACK and RESUME whose first half message was not open (contract 4.1, 4.2, 4.6, 4.8)."""
+"""Answers to COMMIT, ROLLBACK, RESUME and RECALL whose message was not open (contract 4.1, 4.2, 4.6, 4.8, 4.10)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import half_rows, op_rows, refused_rows
-from commitlake.coordinator.coordination.unmatched.lookup import FINAL, LedgerTables, first_facts, near, with_first
+from commitlake.coordinator.coordination.unmatched.lookup import (
+    FINAL,
+    LedgerTables,
+    first_facts,
+    near,
+    number,
+    with_first,
+)
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, events, judged
-from commitlake.protocol.states import Event, Kind, Refusal, Ruling, Source
+from commitlake.protocol.states import Delivery, Event, Kind, Refusal, Ruling, Source
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables.columns import IS_FIRST, hashed_sql, millis_sql
 from commitlake.tables.reopened import newest
@@ -17,6 +24,7 @@ from commitlake.tables.spans import spans_of, within
 
 _OP = ["op_queue", "op_offset", "admin"]
 _WRONG = ("missing", "other_tid", "other_grp", "foreign", "orphan")
+_AT = ["first_queue", "first_offset"]
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
@@ -45,6 +53,12 @@ def resolve_resumes(batch: Events, tables: LedgerTables, timeout_ms: int) -> Res
     return Resolutions(refusals(found), _reopen(found, tables, timeout_ms))
 
 
+def resolve_recalls(batch: Events, tables: LedgerTables) -> Resolutions:
+    """Refuses a recall of a delivered message, or one with another id or topic; a repeated recall is harmless."""
+    found = checkpoint_now(judged_recalls(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
+    return Resolutions(refusals(found), requeued(found))
+
+
 def _of_kind(batch: Events, which: str) -> DataFrame:
     return batch.of(Event.UNMATCHED_OP, Source.HALF).where(f"kind {which}")
 
@@ -55,7 +69,7 @@ def _with_refused_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame
     same = ["queue", "offset", "tid", "grp"]
     spoiled = half_rows(half).join(refused_rows(tables.rejected), same, "left_semi")
     spoiled = spoiled.selectExpr("queue AS first_queue", "offset AS first_offset", "true AS is_spoiled").distinct()
-    return unmatched.join(spoiled, ["first_queue", "first_offset"], "left")
+    return unmatched.join(spoiled, _AT, "left")
 
 
 def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FINAL) -> DataFrame:
@@ -72,6 +86,29 @@ def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FI
     own: dict[str, Column | str] = {name: name for name in ("kind", "admin", "op_offset", *_WRONG)}
     own |= {"tid": hashed_sql("record.transaction_id"), "grp": group, "stored": millis_sql("record.stored_at")}
     return judged(facts, **own | first_facts() | {"is_final": is_final})
+
+
+def judged_recalls(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
+    """Unmatched recalls, with `record`, the facts about the message that they name, and the `verdict` on each."""
+    unmatched = checkpoint_now(with_record(unmatched, tables))
+    where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
+    at = [F.col("queue").alias("first_queue"), F.col("queue_offset").alias("first_offset")]
+    message = near(tables.delayed, unmatched, *where).select(*at, F.struct("message_id", "topic").alias("message"))
+    ended = near(tables.deliveries.where("source = 'messages'"), unmatched, *where).select(
+        *at, F.col("state").alias("ended")
+    )
+    facts = unmatched.join(message, _AT, "left").join(ended, _AT, "left")
+    return judged(
+        facts,
+        kind="kind",
+        last="last",
+        tid=hashed_sql("record.message_id"),
+        grp=hashed_sql("record.topic"),
+        is_known="message IS NOT NULL",
+        first_tid=hashed_sql("message.message_id"),
+        first_grp=hashed_sql("message.topic"),
+        state=number(Delivery, "ended"),
+    )
 
 
 def requeued(judged: DataFrame) -> DataFrame:
@@ -144,7 +181,7 @@ def _reopen(judged: DataFrame, tables: LedgerTables, timeout_ms: int) -> DataFra
         (F.col("ledger.round") + 1).alias("new_round"),
     )
     where = (("first_queue", "first_queue"), ("first_offset", "first_offset"))
-    half = near(tables.half, accepted, *where).join(accepted, ["first_queue", "first_offset"])
+    half = near(tables.half, accepted, *where).join(accepted, _AT)
     ended = newest(tables.transactions.where("state = 'DISCARDED'")).where("reason != 'ORPHAN'")
     half = half.join(
         ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi"
