@@ -135,12 +135,17 @@ def _with_parts(found: DataFrame, parts: DataFrame) -> DataFrame:
 
 def _headers() -> Column:
     """User properties, then the contract's own headers; a header without a value is left out."""
-    times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
-    texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
+    own = own_headers(_TEXTS)
     named = present({name: F.col(column) for name, column in _OPTIONAL.items()})
-    optional = F.concat(property_headers(texts | times), named)
+    optional = F.concat(property_headers(own), named)
     sent = F.when(_bytes(optional) <= MOST_PROPERTIES, optional).otherwise(F.array().cast(_HEADERS))
-    return F.concat(sent, present(texts | times))
+    return F.concat(sent, present(own))
+
+
+def own_headers(texts: Mapping[str, str]) -> dict[str, Column]:
+    """The values of the contract's headers, as texts; `texts` are headers by name, each with a column of messages."""
+    times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
+    return {name: F.col(column).cast("string") for name, column in texts.items()} | times
 
 
 def property_headers(own: Iterable[str]) -> Column:
