@@ -33,11 +33,6 @@ def named_sql(kinds: type[IntEnum], column: str) -> str:
     return f"(CASE {column} {cases} END)"
 
 
-def named(kinds: type[IntEnum], column: str) -> Column:
-    """As `named_sql`."""
-    return F.expr(named_sql(kinds, column))
-
-
 def or_null_sql(column: str) -> str:
     """A value as tables have it: null where a row has -1, which means absent."""
     return f"IF({column} >= 0, {column}, NULL)"
@@ -46,11 +41,6 @@ def or_null_sql(column: str) -> str:
 def moment_sql(column: str) -> str:
     """Ms since epoch as a timestamp, null when absent."""
     return f"timestamp_millis({or_null_sql(column)})"
-
-
-def moment(column: str) -> Column:
-    """As `moment_sql`."""
-    return F.expr(moment_sql(column))
 
 
 def millis_sql(column: str) -> str:

@@ -7,7 +7,6 @@ batch has more, the sizes of its first records are read.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable
 from math import floor
@@ -16,8 +15,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
+from commitlake.coordinator.landing import query
 from commitlake.coordinator.landing.positions import Offsets
-from commitlake.kafka.clients import spark_options, spark_source_limits
 from commitlake.protocol.kafka_topics import ADMIN
 
 MOST_BYTES = 256 << 20
@@ -133,7 +132,7 @@ class Parts:
         # A fixed group: else each part has consumers of its own, which keep their fetched records for five minutes. A
         # new one for each run: under a group that its JVM knows, Spark refuses other options, such as a new password.
         group = {"kafka.group.id": f"{config.kafka.topic('landing-parts')}-{uuid.uuid4()}"}
-        self._options = spark_options(config.kafka) | spark_source_limits(config) | group
+        self._options = query.source_options(config) | group
         self._sizes = Sizes(config.max_message_size)
 
     def land(self, raw: DataFrame, batch_id: int) -> None:
@@ -164,18 +163,4 @@ class Parts:
 
     def _records(self, begin: Offsets, until: Offsets) -> DataFrame:
         """The records of Kafka from `begin` up to `until`. The batch's own frame would read all of it for each part."""
-        topic = self._config.kafka.topic
-        places = {topic(source): sorted(numbers) for source, numbers in until.items()}
-        starts = {
-            topic(source): {number: begin.get(source, {}).get(number, 0) for number in numbers}
-            for source, numbers in until.items()
-        }
-        return (
-            self._spark.read.format("kafka")
-            .options(**self._options)
-            .option("assign", json.dumps(places))
-            .option("startingOffsets", json.dumps(starts))
-            .option("endingOffsets", json.dumps({topic(source): numbers for source, numbers in until.items()}))
-            .options(includeHeaders="true", failOnDataLoss="true")
-            .load()
-        )
+        return query.read(self._spark, self._config, begin, until, self._options)

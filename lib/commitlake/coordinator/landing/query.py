@@ -1,9 +1,9 @@
-"""The streaming query that reads Kafka; its callback lands each batch."""
+"""Spark's reads of Kafka: the streaming query, whose callback lands each batch, and ranges of offsets beside it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -42,16 +42,43 @@ def start(
     begins = {config.kafka.topic(source): numbers for source, numbers in offsets.items()}
     raw = (
         spark.readStream.format("kafka")
-        .options(**spark_options(config.kafka) | spark_source_limits(config))
+        .options(**source_options(config))
         .option("subscribe", ",".join(begins))
         .option("startingOffsets", json.dumps(begins))
         .option("maxOffsetsPerTrigger", MAX_RECORDS)
-        .options(includeHeaders="true", failOnDataLoss="true")
         .load()
     )
     writer = raw.writeStream.queryName("landing").foreachBatch(land).option("checkpointLocation", checkpoint)
     interval = f"{min(_LOOK_MS, config.trigger_interval_ms)} milliseconds"
     return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)).start()
+
+
+def source_options(config: Config) -> dict[str, str]:
+    """Options of Spark's Kafka source for records with their headers, secrets resolved."""
+    own = {"includeHeaders": "true", "failOnDataLoss": "true"}
+    return spark_options(config.kafka) | spark_source_limits(config) | own
+
+
+def read(spark: SparkSession, config: Config, begin: Offsets, ends: Offsets, options: Mapping[str, str]) -> DataFrame:
+    """The records of the partitions of `ends`, from `begin`, or 0 where that lacks one, up to `ends`.
+
+    Args:
+        spark: the coordinator's session.
+        config: has the prefix of the topics.
+        begin: the first offset to read of each partition, by source.
+        ends: the offset after the last one.
+        options: those of `source_options`, and more.
+    """
+    begins = {
+        source: {number: begin.get(source, {}).get(number, 0) for number in numbers} for source, numbers in ends.items()
+    }
+    assigned = {source: sorted(numbers) for source, numbers in ends.items()}
+    ranges = {
+        name: json.dumps({config.kafka.topic(source): each for source, each in of.items()})
+        for name, of in (("assign", assigned), ("startingOffsets", begins), ("endingOffsets", ends))
+    }
+    found: DataFrame = spark.read.format("kafka").options(**options, **ranges).load()
+    return found
 
 
 def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int) -> Offsets:
