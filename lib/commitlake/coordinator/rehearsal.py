@@ -24,7 +24,7 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.landing import classify, positions
+from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.positions import LandingPosition
@@ -148,15 +148,16 @@ class Rehearsal:
 
     def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
         """Runs the rounds of one start; returns the position after them."""
-        rules, dedup = classify.LandingRules.of(self._config), DedupIndex(tables, {}, self._clock)
-        topics = Topics(tables, rules.topics_max, lambda _: None)
-        context = Context(self._config, tables, self._clock, HalfCache(tables), found.inputs, dedup)
-        landing = Landing(tables, rules, Classification.of(rules), topics, dedup, begun, self._clock, found.uncommitted)
+        config, dedup = self._config, DedupIndex(tables, {}, self._clock)
+        topics = Topics(tables, config.topics.max, lambda _: None)
+        context = Context(config, tables, self._clock, HalfCache(tables), found.inputs, dedup)
+        steps = Classification.of(config)
+        landing = Landing(tables, config, steps, topics, dedup, begun, self._clock, found.uncommitted)
         queries: list[StreamingQuery] = []
 
         def start(write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-            scratch = checkpoints.fresh(self._config, "coordination", 0)
-            queries.append(query.start(self._config, found.inputs, held_weakly(write), scratch))
+            scratch = checkpoints.fresh(config, "coordination", 0)
+            queries.append(query.start(config, found.inputs, held_weakly(write), scratch))
             return queries[0]
 
         ends: dict[str, dict[int, int]] = {}

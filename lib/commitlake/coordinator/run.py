@@ -21,7 +21,7 @@ from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.coordinator.forwarding.forwarders import Forwarders
-from commitlake.coordinator.landing import classify, kafka_identity
+from commitlake.coordinator.landing import kafka_identity
 from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.land import Landing
@@ -99,9 +99,8 @@ class Run:
         is_new = self._owner.is_new  # a new warehouse needs no reading, which saves 10 s of 25
         resume_point = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         others = () if is_new else kafka_identity.check(self.warehouse, self.config, resume_point.position)
-        rules = classify.LandingRules.of(self.config)
         settings = SettingsPublisher(self.config, self._clock)
-        known = Topics(self.warehouse, rules.topics_max, settings.add)
+        known = Topics(self.warehouse, self.config.topics.max, settings.add)
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
         settings.publish(known.names)
@@ -111,12 +110,13 @@ class Run:
             watermark.ask(begin.stable_ms, begin.stable)
         watermark.ask(asked, begin.ends)
         with ThreadPoolExecutor(1) as pool:
-            classification = pool.submit(Classification.of, rules)
+            built = pool.submit(Classification.of, self.config)
             found = self._recovered(begin.position, known.names)  # step 3
         # After the batch that a kill cut short is complete.
         dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
+        steps = built.result()
         landing = Landing(
-            self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
+            self.warehouse, self.config, steps, known, dedup, begin.position, self._clock, found.uncommitted
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
         held = LogEndWatcher(self.config, LANDED, begin.position.held, landing.remember)

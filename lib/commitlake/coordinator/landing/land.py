@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from commitlake.config import Config
 from commitlake.coordinator.counters import Times
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
@@ -77,8 +78,8 @@ class Landing:
 
     Args:
         warehouse: The tables.
-        rules: The rules that records are classified by.
-        classification: The same rules as steps.
+        config: The configuration.
+        classification: The steps by which it classifies records.
         topics: The destination topics.
         dedup: Topics that show a name once.
         position: Where to go on.
@@ -89,7 +90,7 @@ class Landing:
     def __init__(
         self,
         warehouse: Warehouse,
-        rules: classify.LandingRules,
+        config: Config,
         classification: Classification,
         topics: Topics,
         dedup: DedupIndex,
@@ -97,8 +98,8 @@ class Landing:
         clock: BrokerClock,
         uncommitted: PartialLanding | None = None,
     ) -> None:
-        self._warehouse, self._rules, self._topics, self._dedup = warehouse, rules, topics, dedup
-        self._clock = clock
+        self._warehouse, self._prefix, self._topics = warehouse, config.kafka.topic_prefix, topics
+        self._dedup, self._clock = dedup, clock
         self._classification = classification
         self._whole_rounds = 0
         self._uncommitted = uncommitted
@@ -115,7 +116,7 @@ class Landing:
             raw: A batch of the Kafka source.
             ends: Where the batch ends, the next offset of each partition.
         """
-        records = classify.normalise(in_few_tasks(raw), self._rules.prefix)
+        records = classify.normalise(in_few_tasks(raw), self._prefix)
         classified, counts = self._classified(records)
         if _names_others(counts):
             self._topics.admit(classified)
