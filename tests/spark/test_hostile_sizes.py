@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from commitlake import config
-from commitlake.coordinator.coordination import ledger_rows
+from commitlake.coordinator.coordination import batch_rows
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.coordinator.landing.land import Landed, Landing
 from commitlake.coordinator.landing.ordinary import Classification
@@ -104,4 +104,4 @@ def test_what_ends_is_counted_with_all_that_a_producer_may_make_long(
     met = of_rows(spark, [half], TABLES["half"].schema).selectExpr(
         "*", kind, event, "CAST(NULL AS STRING) AS duplicate_of"
     )
-    assert [row["bytes"] for row in ledger_rows.transactions(met, 0).collect()] == [size]
+    assert [row["bytes"] for row in batch_rows.transactions(met, 0).collect()] == [size]

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.coordinator.coordination import query
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
@@ -157,7 +156,7 @@ class Rehearsal:
 
         def start(write: Callable[[DataFrame, int], None]) -> StreamingQuery:
             scratch = checkpoints.fresh(config, "coordination", 0)
-            queries.append(query.start(config, found.inputs, held_weakly(write), scratch))
+            queries.append(found.inputs.coordinate(config.transaction, held_weakly(write), scratch))
             return queries[0]
 
         ends: dict[str, dict[int, int]] = {}

@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config, disks
-from commitlake.coordinator.coordination import query
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
@@ -143,7 +142,7 @@ class Run:
         return recover.recover(self.warehouse, self.config, made, self._clock, position, known)
 
     def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        return self._keep(query.start(self.config, inputs, held_weakly(write), self._scratch("coordination")))
+        return self._keep(inputs.coordinate(self.config.transaction, held_weakly(write), self._scratch("coordination")))
 
     def _land(self, scheduler: Scheduler, offsets: Offsets, *, available_now: bool) -> StreamingQuery:
         scratch = self._scratch("landing")

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import disks
 from commitlake.coordinator.coordination.context import Context
-from commitlake.coordinator.coordination.timers import Timers
+from commitlake.coordinator.coordination.events import Timers
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.landing.land import Landed, Landing
 from commitlake.coordinator.landing.positions import LandingPosition, Offsets

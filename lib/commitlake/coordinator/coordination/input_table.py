@@ -7,17 +7,21 @@ and `op` does not concern the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
+from commitlake.config import TransactionConfig
+from commitlake.config.rules import rules_of
 from commitlake.coordinator.coordination import input_rows
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
+from commitlake.coordinator.coordination.state import join_and_time
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.statemachine.rows import ABSENT, SEGMENT_SIZE
 from commitlake.protocol.states import Kind
@@ -103,6 +107,22 @@ class InputTable:
         """All rows, with the segment that they belong to."""
         rows = self.spark.readStream.format("delta").options(**_ALL_NEW).load(self._path)
         return rows.withColumn("segment", F.expr(f"offset div {SEGMENT_SIZE}")).drop("part")
+
+    def coordinate(
+        self, timing: TransactionConfig, write: Callable[[DataFrame, int], None], checkpoint: str
+    ) -> StreamingQuery:
+        """Starts the query that puts the rows through the state machine, and hands out batches of events.
+
+        It has no clock: it runs a batch as soon as there are rows, and none without rows.
+
+        Args:
+            timing: the timing rules.
+            write: carries out a batch.
+            checkpoint: a directory for this run.
+        """
+        events = join_and_time(self.stream(), rules_of(timing))
+        writer = events.writeStream.queryName("coordination").foreachBatch(write).outputMode("append")
+        return writer.option("checkpointLocation", checkpoint).start()
 
     def _forget(self, part: int) -> None:
         """Drops the partitions below `part`, and the files of those that were dropped the last time.

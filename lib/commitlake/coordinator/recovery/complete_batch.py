@@ -8,8 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
-from commitlake.coordinator.coordination import check_requests, topic_rows
-from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
+from commitlake.coordinator.coordination import batch_rows, check_requests
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import BrokerClock, as_datetime
 from commitlake.protocol.states import Source
@@ -60,7 +59,7 @@ def _complete_topics(
 ) -> None:
     shown = {
         Source.HALF: _shown(delivered, Source.HALF).union(
-            ended.where(SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
+            ended.where(batch_rows.SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
         ),
         Source.MESSAGES: _shown(delivered, Source.MESSAGES),
     }
@@ -68,7 +67,7 @@ def _complete_topics(
     if not topics:
         return
     frames = [
-        topic_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
+        batch_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
     warehouse.add_topics(topics)  # a listed topic whose table is gone is reported below
