@@ -11,13 +11,13 @@ from kafka import KafkaAdminClient
 from commitlake.config import Config
 from commitlake.kafka.log_ends import LogEnds, Place
 from commitlake.kafka.topics import log_ends
+from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 10.0
 _LONG_S = 30.0
 """Longer than the transaction of a program that works. By default Kafka ends a transaction after 60 s."""
-_TELL_S = 60.0
 
 
 class HeldBack(NamedTuple):
@@ -60,7 +60,7 @@ class OpenTransactions:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._looked_at = self._told_at = float("-inf")
+        self._looked_at, self._throttle = float("-inf"), Throttle()
         self._since: dict[tuple[Place, int], float] = {}
 
     def look(self, client: KafkaAdminClient, ends: LogEnds) -> None:
@@ -77,8 +77,7 @@ class OpenTransactions:
         keys = [(place, each.offset) for place, each in found.items()]
         self._since = {key: self._since.get(key, now) for key in keys}
         long = sorted(key for key, since in self._since.items() if now - since >= _LONG_S)
-        if long and now - self._told_at >= _TELL_S:
-            self._told_at = now
+        if long and self._throttle.is_due():
             log.warning(
                 "Kafka transactions are open for %.0f s and more: %s; until they end nothing behind them lands, no "
                 "check is sent and no deadline passes; Kafka ends one after its producer's transaction.timeout.ms, and "
