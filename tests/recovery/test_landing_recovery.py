@@ -240,7 +240,7 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     empty.option("userMetadata", json.dumps(marker)).save(warehouse.locate("op"))
     spark.conf.unset("spark.databricks.delta.skipRecordingEmptyCommits")
     renamed = replace(loaded, kafka=replace(loaded.kafka, topic_prefix="other."))
-    assert start.reached(warehouse, renamed).position.offsets == {source: {0: 0} for source in classify.SOURCES}
+    assert start.reached(warehouse, renamed).position.offsets == {(source, 0): 0 for source in classify.SOURCES}
     landing = land(spark, loaded, warehouse)
     assert landing.position.landing_id == 8
     assert standing(warehouse) == expected(loaded)

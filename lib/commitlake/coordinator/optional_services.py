@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
-from commitlake.coordinator.landing.positions import Offsets
 from commitlake.coordinator.run import Run
 from commitlake.errors import KafkaError, SetupError, installed_by
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.kafka_topics import LANDED
 

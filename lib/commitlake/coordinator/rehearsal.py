@@ -32,6 +32,7 @@ from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.recovery import recover
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
+from commitlake.kafka.log_ends import Place
 from commitlake.protocol import headers, wire
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.encoding import Position
@@ -159,14 +160,14 @@ class Rehearsal:
             queries.append(found.inputs.coordinate(config.transaction, held_weakly(write), scratch))
             return queries[0]
 
-        ends: dict[str, dict[int, int]] = {}
+        ends: dict[Place, int] = {}
         scheduler = Scheduler(context, landing, Watermark(), lambda: ends, start, found.last_batch + 1)
         first = begun.next("half", 0)
         try:
             for at in range(first, first + _ROUNDS * _EACH, _EACH):
                 if self._stopping.is_set():
                     break
-                ends.update({source: {0: at + _EACH} for source in ("half", "op", "messages")})
+                ends.update({(source, 0): at + _EACH for source in ("half", "op", "messages")})
                 scheduler.round(self._raw(range(at, at + _EACH), delays), ends)
         finally:
             scheduler.stop(_END_S)

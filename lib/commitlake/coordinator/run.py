@@ -26,7 +26,7 @@ from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.parts import Parts
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
@@ -38,6 +38,7 @@ from commitlake.coordinator.settings_publisher import SettingsPublisher
 from commitlake.errors import CommitLakeError, IdentityError, StreamError, explained
 from commitlake.kafka import topics
 from commitlake.kafka.log_end_watcher import LogEndWatcher
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.spark import checkpoints

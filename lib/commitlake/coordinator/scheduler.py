@@ -22,11 +22,12 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.events import Timers
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.landing.land import Landed, Landing
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.round import Round
 from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import IdentityError, KafkaError
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.parallel import run_all
 from commitlake.throttled import ThrottledWarning

@@ -42,12 +42,11 @@ def held_back(client: KafkaAdminClient, config: Config, ends: LogEnds) -> dict[P
     """
     if not config.kafka.reads_committed:
         return {}
-    stable = log_ends(client, config, ends, stable=True)
+    stable = log_ends(client, config, sorted({source for source, _ in ends}), stable=True)
     return {
-        (source, number): HeldBack(low, end.offset - low)
-        for source, numbers in ends.items()
-        for number, end in numbers.items()
-        if (low := stable[source][number].offset) < end.offset
+        place: HeldBack(low, end.offset - low)
+        for place, end in ends.items()
+        if (low := stable[place].offset) < end.offset
     }
 
 

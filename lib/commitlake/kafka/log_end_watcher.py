@@ -11,7 +11,7 @@ from commitlake.config import Config
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.held_back import OpenTransactions
-from commitlake.kafka.log_ends import LogEnds, cuts, deposed
+from commitlake.kafka.log_ends import LogEnds, Offsets, Place, cuts, deposed
 from commitlake.kafka.topics import log_ends
 from commitlake.protocol.kafka_topics import LANDED
 
@@ -32,8 +32,8 @@ class LogEndWatcher:
         self._client: KafkaAdminClient | None = None
         self._open = OpenTransactions(config)
 
-    def ends(self) -> dict[str, dict[int, int]]:
-        """The next offset that each partition gets, by source.
+    def ends(self) -> dict[Place, int]:
+        """The next offset that each partition gets.
 
         Raises:
             IdentityError: a log has lost its end since.
@@ -43,8 +43,7 @@ class LogEndWatcher:
             client = self._client = self._client or self._stack.enter_context(connect(self._config))
             now = log_ends(client, self._config, LANDED)
             self._refuse_deposed(now)
-            for source, lost in cuts(client, self._config, self._known, now).items():
-                self._refuse(source, lost)
+            self._refuse_cut(cuts(client, self._config, self._known, now))
             self._open.look(client, now)
         except KafkaError:
             self.close()
@@ -55,7 +54,7 @@ class LogEndWatcher:
             raise KafkaError(msg) from error
         self._known = now
         self._tell(now)
-        return {source: {number: end.offset for number, end in now[source].items()} for source in self._sources}
+        return {place: end.offset for place, end in now.items() if place[0] in self._sources}
 
     def _refuse_deposed(self, now: LogEnds) -> None:
         places = [f"{self._config.kafka.topic(source)}-{number}" for source, number in deposed(self._known, now)]
@@ -66,14 +65,15 @@ class LogEndWatcher:
             )
             raise KafkaError(msg)
 
-    def _refuse(self, source: str, lost: dict[int, int]) -> None:
-        topic = self._config.kafka.topic(source)
-        places = ", ".join(f"{topic}-{number} from offset {offset} on" for number, offset in lost.items())
-        msg = (
-            f"Kafka has lost records that it had acknowledged (an unclean leader election): {places}; "
-            "start again: the start says what to do"
-        )
-        raise IdentityError(msg)
+    def _refuse_cut(self, lost: Offsets) -> None:
+        topic = self._config.kafka.topic
+        places = [f"{topic(source)}-{number} from offset {offset} on" for (source, number), offset in lost.items()]
+        if places:
+            msg = (
+                f"Kafka has lost records that it had acknowledged (an unclean leader election): {', '.join(places)}; "
+                "start again: the start says what to do"
+            )
+            raise IdentityError(msg)
 
     def close(self) -> None:
         """Ends the connection; the next call of `ends` opens another."""

@@ -202,7 +202,7 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
     with connect(config) as client:
         ends = topics.log_ends(client, config, LANDED)
         waiting = held_back(client, config, ends)
-    places = {(source, queue): end.offset for source, numbers in ends.items() for queue, end in numbers.items()}
+    places = {place: end.offset for place, end in ends.items()}
     next_ones = {place: landed.get(place, 0) for place, end in places.items() if end > landed.get(place, 0)}
     lag = sum(places[place] - offset for place, offset in next_ones.items())
     text = f"{config.kafka.bootstrap_servers}: {counted(lag, 'record') if lag else 'nothing'} still to land"

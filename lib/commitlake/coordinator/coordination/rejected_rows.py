@@ -11,6 +11,7 @@ from commitlake.config import Config
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.landing.classify import normalise
 from commitlake.coordinator.landing.query import read, source_options
+from commitlake.kafka.log_ends import Place
 from commitlake.protocol.kafka_topics import ADMIN, OP
 from commitlake.protocol.states import Event, Refusal
 from commitlake.tables import Warehouse
@@ -74,24 +75,19 @@ def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[
     A read takes one range of each partition. So the first read takes the first span of all partitions, the second read
     the second spans, and so on. All ops between a refusal of now and one of ten minutes ago are then not read.
     """
-    reads: list[dict[str, dict[int, Span]]] = []
+    reads: list[dict[Place, Span]] = []
     for source, each in spans.items():
         for span in each:
-            free = next((ranges for ranges in reads if span.queue not in ranges.get(source, {})), None)
+            free = next((ranges for ranges in reads if (source, span.queue) not in ranges), None)
             if free is None:
                 reads.append(free := {})
-            free.setdefault(source, {})[span.queue] = span
+            free[source, span.queue] = span
     options = source_options(config) | {"failOnDataLoss": "false"}
-    found = [
-        read(
-            warehouse.spark,
-            config,
-            {source: {number: span.low for number, span in each.items()} for source, each in ranges.items()},
-            {source: {number: span.high + 1 for number, span in each.items()} for source, each in ranges.items()},
-            options,
-        )
-        for ranges in reads
-    ]
+    found = []
+    for ranges in reads:
+        begin = {place: span.low for place, span in ranges.items()}
+        ends = {place: span.high + 1 for place, span in ranges.items()}
+        found.append(read(warehouse.spark, config, begin, ends, options))
     return normalise(reduce(DataFrame.unionAll, found), config.kafka.topic_prefix).selectExpr(
         *("partition AS op_queue", "offset AS op_offset", f"INT(source = '{ADMIN}') AS admin"),
         *("key", "value", "headers", "stored_at"),

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from commitlake.config import Config
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.classify import SOURCES
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.errors import IdentityError
+from commitlake.kafka.log_ends import Offsets
 from commitlake.kafka.topics import Identity, end_offsets, identity
 from commitlake.tables import Warehouse
 
@@ -27,7 +28,10 @@ _PROPERTY = "commitlake.kafka"
 
 @dataclass(frozen=True)
 class Known:
-    """The Kafka that a warehouse remembers: its identity, and where each partition began at the first start."""
+    """The Kafka that a warehouse remembers: its identity, and where each partition began at the first start.
+
+    Its topics have their full names.
+    """
 
     identity: Identity
     begins: Offsets
@@ -61,18 +65,12 @@ def source(topic: str) -> str:
     return next(name for name in SOURCES if topic.endswith(name))
 
 
-def begins(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
-    """Where the logs began at the first start, by source.
-
-    Args:
-        warehouse: the tables.
-        config: the configuration.
-        first: the first offset that each partition holds now, by source; the answer at the first start.
-    """
+def begins(warehouse: Warehouse, first: Offsets) -> Offsets:
+    """Where the logs began at the first start; at that start `first`, the first offsets that they hold now."""
     known = _known(warehouse)
     if known is None or not known.begins:
         return first
-    return {source(topic): numbers for topic, numbers in known.begins.items()}
+    return {(source(topic), number): begin for (topic, number), begin in known.begins.items()}
 
 
 def remember(warehouse: Warehouse, config: Config, begun: Offsets) -> None:
@@ -81,10 +79,13 @@ def remember(warehouse: Warehouse, config: Config, begun: Offsets) -> None:
     landed = {config.kafka.topic(name) for name in SOURCES}
     now = Known(
         Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed}),
-        {config.kafka.topic(source): numbers for source, numbers in begun.items()},
+        {(config.kafka.topic(source), number): begin for (source, number), begin in begun.items()},
     )
     if _known(warehouse) != now:
-        content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": now.begins}
+        begins: dict[str, dict[int, int]] = {}
+        for (topic, number), begin in now.begins.items():
+            begins.setdefault(topic, {})[number] = begin
+        content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": begins}
         warehouse.set_property("half", _PROPERTY, json.dumps(content))
 
 
@@ -94,7 +95,7 @@ def _known(warehouse: Warehouse) -> Known | None:
     if found is None:
         return None
     kept = json.loads(found)
-    begins = {topic: {int(at): begin for at, begin in ends.items()} for topic, ends in kept.get("begins", {}).items()}
+    begins = {(topic, int(at)): begin for topic, each in kept.get("begins", {}).items() for at, begin in each.items()}
     return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
 
 
@@ -147,7 +148,7 @@ def _ranges(config: Config, reached: LandingPosition, sources: Iterable[str]) ->
     for name in sorted(sources):
         topic = config.kafka.topic(name)
         held = ends.get(topic, {})
-        for number in sorted({*held, *reached.offsets.get(name, {})}):
+        for number in sorted({*held, *(number for source, number in reached.offsets if source == name)}):
             end, following = held.get(number, 0), reached.next(name, number)
             if min(end, following) > 0:
                 lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")

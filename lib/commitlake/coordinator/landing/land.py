@@ -17,10 +17,10 @@ from commitlake.coordinator.counters import Times
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
 from commitlake.coordinator.landing.ordinary import RECORD, Classification
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets, PartialLanding
+from commitlake.coordinator.landing.positions import LandingPosition, PartialLanding
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
-from commitlake.kafka.log_ends import LogEnds
+from commitlake.kafka.log_ends import LogEnds, Offsets
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import checkpoint_lazily, in_few_tasks, release
 from commitlake.tables import TableName, Warehouse, topic_table

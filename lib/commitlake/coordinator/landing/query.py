@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.coordinator.landing.positions import Offsets
 from commitlake.errors import WarehouseError
 from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.kafka.log_ends import Offsets
 from commitlake.spark.files import FileSystem
 
 MAX_RECORDS = 400_000
@@ -34,12 +34,12 @@ def start(
     Args:
         spark: the coordinator's session.
         config: says where Kafka is, and how often to look.
-        offsets: the next offset to land of each partition, by source.
+        offsets: the next offset to read of each partition.
         land: called with each batch of Kafka records and its number.
         checkpoint: a directory for this run.
         available_now: land all records that are there and end, instead of polling for more.
     """
-    begins = {config.kafka.topic(source): numbers for source, numbers in offsets.items()}
+    begins = _by_topic(config, offsets)
     raw = (
         spark.readStream.format("kafka")
         .options(**source_options(config))
@@ -65,24 +65,27 @@ def read(spark: SparkSession, config: Config, begin: Offsets, ends: Offsets, opt
     Args:
         spark: the coordinator's session.
         config: has the prefix of the topics.
-        begin: the first offset to read of each partition, by source.
+        begin: the first offset to read of each partition.
         ends: the offset after the last one.
         options: those of `source_options`, and more.
     """
-    begins = {
-        source: {number: begin.get(source, {}).get(number, 0) for number in numbers} for source, numbers in ends.items()
-    }
-    assigned = {source: sorted(numbers) for source, numbers in ends.items()}
-    ranges = {
-        name: json.dumps({config.kafka.topic(source): each for source, each in of.items()})
-        for name, of in (("assign", assigned), ("startingOffsets", begins), ("endingOffsets", ends))
-    }
-    found: DataFrame = spark.read.format("kafka").options(**options, **ranges).load()
+    begins = _by_topic(config, {place: begin.get(place, 0) for place in ends})
+    source = spark.read.format("kafka").options(**options)
+    source = source.option("assign", json.dumps({topic: sorted(numbers) for topic, numbers in begins.items()}))
+    source = source.option("startingOffsets", json.dumps(begins))
+    return source.option("endingOffsets", json.dumps(_by_topic(config, ends))).load()
+
+
+def _by_topic(config: Config, offsets: Offsets) -> dict[str, dict[int, int]]:
+    """Offsets as the JSON of Spark's Kafka source has them."""
+    found: dict[str, dict[int, int]] = {}
+    for (source, number), offset in offsets.items():
+        found.setdefault(config.kafka.topic(source), {})[number] = offset
     return found
 
 
 def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int) -> Offsets:
-    """Where a batch of the query ends: the next offset of each partition, by source.
+    """Where a batch of the query ends: the next offset of each partition.
 
     Spark writes the ends to its offset log before it hands the batch out, a line for each stream that the query reads.
     The records of the batch do not show them: Kafka's own transaction markers take offsets too.
@@ -103,6 +106,7 @@ def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int)
         raise WarehouseError(msg)
     by_topic: dict[str, dict[str, int]] = json.loads(text.splitlines()[-1])
     return {
-        config.kafka.source(topic): {int(number): end for number, end in ends.items()}
+        (config.kafka.source(topic), int(number)): end
         for topic, ends in by_topic.items()
+        for number, end in ends.items()
     }

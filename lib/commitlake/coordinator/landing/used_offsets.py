@@ -30,8 +30,7 @@ class UsedOffsets:
 
     def __init__(self, warehouse: Warehouse, begun: LandingPosition) -> None:
         self._used = _are_used(begun)
-        spans = [begun.next(source, at) - low for source, lows in begun.again.items() for at, low in lows.items()]
-        most = sum(spans)  # hours of records, maybe
+        most = sum(begun.next(*place) - low for place, low in begun.again.items())  # hours of records, maybe
         self._told = sized(checkpoint_now(_told(warehouse).where(self._used)), most)
         self._landed = sized(_landed(warehouse, self._used), most)
 
@@ -66,10 +65,9 @@ def drop_already_landed(classified: DataFrame, uncommitted: PartialLanding) -> D
 
 def _are_used(begun: LandingPosition) -> Column:
     used = F.lit(False)
-    for source, numbers in begun.again.items():
-        for number, low in numbers.items():
-            here = (F.col("source") == source) & (F.col("partition") == number)
-            used |= here & (F.col("offset") >= low) & (F.col("offset") < begun.next(source, number))
+    for (source, number), low in begun.again.items():
+        here = (F.col("source") == source) & (F.col("partition") == number)
+        used |= here & (F.col("offset") >= low) & (F.col("offset") < begun.next(source, number))
     return used
 
 

@@ -17,6 +17,7 @@ from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import KafkaError
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import REJECTED_REASONS, Delivery, Reason, State
 from commitlake.reading.questions import overview
@@ -58,7 +59,7 @@ class Sources:
         rounds: of this run.
         counters: of this run.
         position: returns the position of landing.
-        ends: returns the next offset of each partition in Kafka, by topic without prefix.
+        ends: returns the next offset of each partition in Kafka.
         epoch: number of this start, or of the last restart of all queries.
         failed: returns whether the forwarding of each topic of `topics.to_kafka` has failed.
         names: the topics that metrics name.
@@ -68,7 +69,7 @@ class Sources:
     rounds: RoundLog
     counters: Counters
     position: Callable[[], LandingPosition]
-    ends: Callable[[], Mapping[str, Mapping[int, int]]]
+    ends: Callable[[], Offsets]
     epoch: int
     failed: Callable[[], Mapping[str, bool]] = dict
     names: MetricNames = field(default_factory=MetricNames)
@@ -114,10 +115,9 @@ def of_lag(sources: Sources) -> Iterable[Metric]:
         yield _one("kafka_reachable", _REACHABLE, 0)
         return
     yield _one("kafka_reachable", _REACHABLE, 1)
-    lag = {
-        topic: sum(max(0, end - position.next(topic, number)) for number, end in ends.items())
-        for topic, ends in now.items()
-    }
+    lag: Counter[str] = Counter()
+    for (topic, number), end in now.items():
+        lag[topic] += max(0, end - position.next(topic, number))
     yield _family("landing_lag_records", "records in Kafka that have not landed", "topic", lag)
 
 

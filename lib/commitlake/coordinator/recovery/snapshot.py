@@ -18,7 +18,8 @@ from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, REOPENED, stored_rows
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.states import Kind
 from commitlake.tables import Warehouse
 
@@ -46,15 +47,15 @@ class SnapshotPosition:
 
     def landed_since(self, rows: DataFrame, source: str, queue: str, offset: str) -> DataFrame:
         """The `rows` whose record of `source`, at the columns `queue` and `offset`, has landed since."""
-        if source not in self.offsets:
+        if source not in {name for name, _ in self.offsets}:
             return rows
         known = rows.where(positions.at_or_above(self.offsets, source, queue, offset))
         return known.union(rows.where(positions.later_partitions(self.offsets, queue)))
 
     def had_landed(self, source: str, queue: str, offset: str) -> str:
         """SQL: whether the record of `source` at the columns `queue` and `offset` had landed."""
-        numbers = self.offsets.get(source, {})
-        each = [f"({queue} = {number} AND {offset} < {next_})" for number, next_ in numbers.items()]
+        own = {number: end for (name, number), end in self.offsets.items() if name == source}
+        each = [f"({queue} = {number} AND {offset} < {end})" for number, end in own.items()]
         return f"({' OR '.join(each) or 'false'})"
 
     def written_since(self) -> str:
