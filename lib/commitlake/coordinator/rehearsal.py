@@ -67,12 +67,7 @@ binaries  headers
 
 
 class Rehearsal:
-    """Starts and rounds on tables of its own.
-
-    Args:
-        spark: a session of its own, with the coordinator's settings.
-        config: the coordinator's.
-    """
+    """Starts and rounds on tables of its own."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark, self._place = spark, checkpoints.passing(config, "rehearsal")

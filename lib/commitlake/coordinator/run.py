@@ -55,15 +55,7 @@ _SET_BACK_S = 10.0
 
 
 class Run:
-    """One run of all queries.
-
-    Args:
-        spark: the coordinator's session.
-        config: the configuration.
-        warehouse: the tables, with the guard of this run's epoch.
-        owner: says whether the tables are this run's.
-        clock: Kafka's time.
-    """
+    """One run of all queries."""
 
     def __init__(
         self, spark: SparkSession, config: Config, warehouse: Warehouse, owner: Ownership, clock: BrokerClock

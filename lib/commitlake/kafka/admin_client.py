@@ -48,12 +48,7 @@ def connect(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> Iterator[Ka
 
 @contextmanager
 def single_records(kafka: KafkaConfig, **options: Any) -> Iterator[KafkaProducer]:
-    """Yield a producer for single records, which all in-sync replicas acknowledge.
-
-    Args:
-        kafka: where Kafka is.
-        options: more keyword arguments of `KafkaProducer`.
-    """
+    """Yield a producer for single records, which all in-sync replicas acknowledge."""
     producer = KafkaProducer(**python_options(kafka), bootstrap_timeout_ms=CONNECT_TIMEOUT_MS, acks="all", **options)
     try:
         yield producer

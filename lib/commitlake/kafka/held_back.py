@@ -35,10 +35,7 @@ class HeldBack(NamedTuple):
 def held_back(client: KafkaAdminClient, config: Config, ends: LogEnds) -> dict[Place, HeldBack]:
     """The records that open transactions hold back; none when landing reads uncommitted records, too.
 
-    Args:
-        client: a connection.
-        config: has the prefix of the topics.
-        ends: where the logs ended just now.
+    `ends` are those of just now.
     """
     if not config.kafka.reads_committed:
         return {}
@@ -51,11 +48,7 @@ def held_back(client: KafkaAdminClient, config: Config, ends: LogEnds) -> dict[P
 
 
 class OpenTransactions:
-    """Warns of Kafka transactions that stay open; used by one thread at a time.
-
-    Args:
-        config: says where Kafka is.
-    """
+    """Warns of Kafka transactions that stay open; used by one thread at a time."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -63,12 +56,7 @@ class OpenTransactions:
         self._since: dict[tuple[Place, int], float] = {}
 
     def look(self, client: KafkaAdminClient, ends: LogEnds) -> None:
-        """Look every 10 s, and warn when a transaction holds a partition for 30 s.
-
-        Args:
-            client: a connection.
-            ends: where the logs ended just now.
-        """
+        """Look every 10 s, and warn when a transaction holds a partition for 30 s."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_S:
             return

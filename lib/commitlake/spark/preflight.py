@@ -63,10 +63,6 @@ OPTIMISED = Lack(
 def check(settings: Mapping[str, str], *, is_one_machine: bool) -> None:
     """Check the machine.
 
-    Args:
-        settings: the settings that Spark is given.
-        is_one_machine: whether Spark's executors are in the driver's process.
-
     Raises:
         SetupError: the machine lacks something; the text names all that it lacks.
     """

@@ -57,9 +57,6 @@ def visible_at_sql(at_ms: int) -> str:
     """`visible_at` of rows whose append begins now: one number for all of them, even if Spark repeats a task.
 
     With the time of its batch instead, a row became readable 8.6 s after it (p50) on a busy machine. A consumer that
-    reads by time missed the row.
-
-    Args:
-        at_ms: Kafka's time, ms since epoch, UTC.
+    reads by time missed the row. `at_ms` is Kafka's time, ms since epoch, UTC.
     """
     return f"greatest(timestamp_millis({at_ms}L), stored_at) AS visible_at"

@@ -75,13 +75,7 @@ def checkpoint_version(note: str | bytes | None, otherwise: int) -> int:
 
 
 def written_after(log_of: Callable[[str], FileSystem | None], names: Sequence[str], landing_id: int) -> list[str]:
-    """The tables to which a later landing may have written.
-
-    Args:
-        log_of: returns the log of a table.
-        names: the tables.
-        landing_id: the landing; with -1, where none is known, all tables are returned.
-    """
+    """The tables to which a later landing may have written; all of them where none is known (-1)."""
     if landing_id < 0:
         return list(names)
     with ThreadPoolExecutor(8) as pool:
@@ -108,12 +102,6 @@ def are_kept(spark: SparkSession, place: str, since: int, newest: int) -> bool |
     Compaction replaces many files by one, and VACUUM deletes the replaced files later, the oldest first. So only the
     files that the first compaction replaced are looked up. If more than `_MOST_KEPT` commits come before it, nothing is
     known, and the answer is False.
-
-    Args:
-        spark: any session of the application.
-        place: of the table.
-        since: the first version that is needed.
-        newest: the newest version.
 
     Returns:
         None when the log is not below `place`, where a table without a catalog has it.

@@ -52,10 +52,6 @@ class DirectAppend:
     of a listing of the log. A commit that comes during this one is not seen: on local disks Delta's log stores first
     look for the file and then write it. Off local disks each append lists the log.
 
-    Args:
-        spark: the session that appends.
-        place: the place.
-
     Raises:
         Py4JError: the platform blocks the internal classes of Delta that this class uses.
         TypeError: this version of Delta lacks them.
@@ -72,13 +68,7 @@ class DirectAppend:
         self._begun(place)
 
     def append(self, rows: DataFrame, table: str, marker: Mapping[str, Any] | None) -> None:
-        """Appends rows to a table in one commit; makes no commit if there are no rows.
-
-        Args:
-            rows: with just the table's columns.
-            table: its place; it must exist.
-            marker: stored as JSON in the commit's userMetadata.
-        """
+        """Appends rows, with just the columns of an existing table, in one commit; makes none if there are no rows."""
         begun = self.begin(table)
         files = begun.writeFiles(rows._jdf)
         if not files.isEmpty():
@@ -94,12 +84,7 @@ class DirectAppend:
     ) -> bool:
         """Appends rows that the driver has, as `append`; appends nothing and returns False if the table was altered.
 
-        Args:
-            rows: with just the table's columns.
-            table: its place, which may be off local disks; it must exist.
-            layout: the columns that it was made with.
-            marker: as of `append`.
-            check: called between the begin of the transaction and its commit; raises if it must not be committed.
+        `check` is called between the begin of the transaction and its commit; it raises if nothing must be committed.
         """
         begun = self.begin(table)
         if not is_as_made(begun.metadata(), layout):

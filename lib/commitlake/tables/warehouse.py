@@ -328,11 +328,6 @@ class Warehouse:
     def set_property(self, name: str, key: str, value: str) -> None:
         """Sets a table property; the change is a commit of its own.
 
-        Args:
-            name: The table.
-            key: The property, for example `delta.appendOnly`.
-            value: Its value.
-
         Raises:
             NoTableError: The table is not there.
         """

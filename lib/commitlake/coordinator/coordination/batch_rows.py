@@ -64,25 +64,13 @@ def transactions(halves: DataFrame, batch_id: int) -> DataFrame:
 
 
 def deliveries(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
-    """Rows of `deliveries`: one for each message with a delay that reached its end.
-
-    Args:
-        messages: messages of one source, with their events.
-        src: the source.
-        batch_id: the batch.
-    """
+    """Rows of `deliveries`: one for each message with a delay that reached its end."""
     ended = messages.where(f"event = {int(Event.DELIVERY)}")
     return ended.selectExpr(*_DELIVERY, f"'{src.name.lower()}' AS source", _batch(batch_id))
 
 
 def discarded(halves: DataFrame, columns: list[str], batch_id: int) -> DataFrame:
-    """Rows of `discarded`: the discarded half messages, whole.
-
-    Args:
-        halves: half messages with their events.
-        columns: the columns of `half`.
-        batch_id: the batch.
-    """
+    """Rows of `discarded`: the discarded half messages, whole."""
     found = halves.where(f"event = {int(Event.DECIDED)} AND e.state = {int(State.DISCARDED)}")
     return found.selectExpr(*columns, *_DISCARDED, _batch(batch_id))
 
@@ -104,13 +92,7 @@ SHOWN = (
 
 
 def topic_rows(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
-    """Messages as rows of topic tables, without `visible_at`. No body becomes an object of Python.
-
-    Args:
-        messages: the messages that become visible, rows of `half` or `delayed`.
-        src: which of the two tables.
-        batch_id: the batch that shows them.
-    """
+    """Messages as rows of topic tables, without `visible_at`. No body becomes an object of Python."""
     return messages.selectExpr(
         *("topic", "queue_id", "message_id"),
         "transaction_id" if src is Source.HALF else "CAST(NULL AS STRING) AS transaction_id",

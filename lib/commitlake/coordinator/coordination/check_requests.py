@@ -74,12 +74,7 @@ def _topic(kafka: KafkaConfig) -> Column:
 
 
 def tell_unanswered(config: Config, checked: DataFrame) -> None:
-    """Warn of groups that have no rule and answer nothing, as a repeated check shows.
-
-    Args:
-        config: has the rules.
-        checked: as in `records`.
-    """
+    """Warn of groups that have no rule and answer nothing, as a repeated check shows; `checked` as in `records`."""
     repeated = checked.where("repeat > 0").select("producer_group").distinct().limit(_MOST_TOLD).collect()
     silent = sorted({str(row[0]) for row in repeated} - set(config.checks))
     if silent:

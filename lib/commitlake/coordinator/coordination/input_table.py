@@ -114,11 +114,6 @@ class InputTable:
         """Starts the query that puts the rows through the state machine, and hands out batches of events.
 
         It has no clock: it runs a batch as soon as there are rows, and none without rows.
-
-        Args:
-            timing: the timing rules.
-            write: carries out a batch.
-            checkpoint: a directory for this run.
         """
         events = join_and_time(self.stream(), rules_of(timing))
         writer = events.writeStream.queryName("coordination").foreachBatch(write).outputMode("append")

@@ -42,11 +42,6 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> Co
 
     Returns the sources whose topics are others than before, as accepted.
 
-    Args:
-        warehouse: the tables.
-        config: with the options that accept a difference.
-        position: the next offset to land of each partition.
-
     Raises:
         IdentityError: this is another cluster, or a topic was deleted and created again, and that is not accepted.
         KafkaError: Kafka is out of reach.

@@ -72,18 +72,7 @@ class Landed:
 
 
 class Landing:
-    """Lands batches, one after the other.
-
-    Args:
-        warehouse: The tables.
-        config: The configuration.
-        classification: The steps by which it classifies records.
-        topics: The destination topics.
-        dedup: Topics that show a name once.
-        position: Where to go on.
-        clock: Kafka's time.
-        uncommitted: The records that a landing that was cut short has written; None when the newest one was complete.
-    """
+    """Lands batches, one after the other; the first ones leave out what a landing that was cut short has written."""
 
     def __init__(
         self,
@@ -108,12 +97,7 @@ class Landing:
         self._held = position.held
 
     def classify(self, raw: DataFrame, ends: Offsets) -> Landed:
-        """Classifies every record of a batch, once, and admits new topics.
-
-        Args:
-            raw: A batch of the Kafka source.
-            ends: Where the batch ends, the next offset of each partition.
-        """
+        """Classifies every record of a batch, once, and admits new topics."""
         records = classify.normalise(in_few_tasks(raw), self._prefix)
         classified, counts = self._classified(records)
         if _names_others(counts):

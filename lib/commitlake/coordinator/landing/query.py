@@ -31,13 +31,7 @@ def start(
 ) -> StreamingQuery:
     """Starts the query. Its checkpoint is a new one at every start: the position to go on from stands in the tables.
 
-    Args:
-        spark: the coordinator's session.
-        config: says where Kafka is, and how often to look.
-        offsets: the next offset to read of each partition.
-        land: called with each batch of Kafka records and its number.
-        checkpoint: a directory for this run.
-        available_now: land all records that are there and end, instead of polling for more.
+    With `available_now` it lands all records that are there and ends, instead of polling for more.
     """
     begins = _by_topic(config, offsets)
     raw = (
@@ -60,15 +54,7 @@ def source_options(config: Config) -> dict[str, str]:
 
 
 def read(spark: SparkSession, config: Config, begin: Offsets, ends: Offsets, options: Mapping[str, str]) -> DataFrame:
-    """The records of the partitions of `ends`, from `begin`, or 0 where that lacks one, up to `ends`.
-
-    Args:
-        spark: the coordinator's session.
-        config: has the prefix of the topics.
-        begin: the first offset to read of each partition.
-        ends: the offset after the last one.
-        options: those of `source_options`, and more.
-    """
+    """The records of the partitions of `ends`, from `begin`, or 0 where that lacks one, up to `ends`."""
     begins = _by_topic(config, {place: begin.get(place, 0) for place in ends})
     source = spark.read.format("kafka").options(**options)
     source = source.option("assign", json.dumps({topic: sorted(numbers) for topic, numbers in begins.items()}))
@@ -89,12 +75,6 @@ def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int)
 
     Spark writes the ends to its offset log before it hands the batch out, a line for each stream that the query reads.
     The records of the batch do not show them: Kafka's own transaction markers take offsets too.
-
-    Args:
-        spark: any session of the application.
-        config: has the prefix of the topics.
-        checkpoint: the query's directory.
-        batch_id: number of the batch.
 
     Raises:
         WarehouseError: the log has no such batch.

@@ -21,12 +21,7 @@ _LANDED = ["source", "partition", "offset", "stored_at"]
 
 
 class UsedOffsets:
-    """The offsets that a run reads a second time.
-
-    Args:
-        warehouse: the tables.
-        begun: the position at the start.
-    """
+    """The offsets that a run reads a second time."""
 
     def __init__(self, warehouse: Warehouse, begun: LandingPosition) -> None:
         self._used = _are_used(begun)

@@ -25,11 +25,7 @@ _REQUEST_S = 30.0
 
 
 class KeptMetrics:
-    """A collector that keeps its answer for a while.
-
-    Args:
-        collect: makes the metrics.
-    """
+    """A collector that keeps its answer for a while."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect, self._lock = collect, threading.Lock()

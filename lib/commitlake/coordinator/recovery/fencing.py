@@ -137,13 +137,7 @@ class WarehouseLock:
 
 
 def describe(host: str, pid: int, epoch: int | None) -> str:
-    """The text by which errors name a coordinator.
-
-    Args:
-        host: its machine.
-        pid: its process there.
-        epoch: number of its start, None before it has one.
-    """
+    """The text by which errors name a coordinator."""
     return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
 
 
@@ -176,13 +170,7 @@ def _newest_but_newer(warehouse: Warehouse) -> int | None:
 
 
 def fence(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
-    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict.
-
-    Args:
-        warehouse: the tables.
-        epoch: number of this start.
-        names: the tables to fence.
-    """
+    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict."""
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, _own(epoch)), names))
 
@@ -272,11 +260,6 @@ def _own(epoch: int) -> str:
 def lock(config: Config, spark: SparkSession, wait_s: float | None = None) -> Iterator[WarehouseLock | None]:
     """The lock of a local warehouse, None for another warehouse.
 
-    Args:
-        config: says where the warehouse is.
-        spark: any session of the application that commits.
-        wait_s: as of `WarehouseLock`.
-
     Raises:
         FencedError: another coordinator holds the lock.
     """
@@ -352,13 +335,9 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ow
 
 
 def fence_older(warehouse: Warehouse, owner: Ownership) -> None:
-    """Ends the appends of an older coordinator where there is no lock.
+    """Ends the appends of an older coordinator where there is no lock; the tables get a guard for their own.
 
     This is not part of `own`, so that the next begin knows the epoch even if this fails.
-
-    Args:
-        warehouse: the tables; without a lock they get a guard for their appends.
-        owner: of the epoch that has begun.
 
     Raises:
         FencedError: a newer coordinator has started meanwhile.

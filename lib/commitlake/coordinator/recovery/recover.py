@@ -52,13 +52,7 @@ def recover(
 ) -> Recovered:
     """Completes the cut-short batch, makes inputs of the open rows, and finds the records of a cut-short landing.
 
-    Args:
-        warehouse: the tables.
-        config: the configuration.
-        made: makes the table that coordination reads.
-        clock: Kafka's time.
-        position: where landing goes on, with an entry for each partition.
-        topics: the topics that have a table.
+    The position has an entry for each partition.
     """
     tables = [*positions.LANDED, *map(topic_table, topics)]
     with ThreadPoolExecutor(3) as pool:

@@ -160,14 +160,7 @@ def _is_ahead(warehouse: Warehouse, at: SnapshotPosition) -> bool:
 
 
 def save(warehouse: Warehouse, timing: TransactionConfig, at: SnapshotPosition, rows: DataFrame) -> None:
-    """Replaces the saved rows.
-
-    Args:
-        warehouse: the tables.
-        timing: the timings by which the deadlines in `rows` were worked out.
-        at: the position of the tables.
-        rows: the rows that were open there.
-    """
+    """Replaces the saved rows by those that were open at a position, with deadlines by these timings."""
     head = warehouse.spark.sql(f"SELECT {', '.join(_head_column(name) for name in INPUT_SCHEMA.names)}")
     every = rows.select(*INPUT_SCHEMA.names).unionByName(head)
     about: Mapping[str, object] = {"landing_id": at.landing_id, "batch_id": at.batch_id, "timing": _text(timing)}
@@ -175,12 +168,7 @@ def save(warehouse: Warehouse, timing: TransactionConfig, at: SnapshotPosition, 
 
 
 def newest(warehouse: Warehouse, timing: TransactionConfig) -> SnapshotPosition:
-    """The position from which a start must read; `BEGINNING` when no saved rows can be used.
-
-    Args:
-        warehouse: the tables.
-        timing: the timings of this start.
-    """
+    """The position from which a start must read; `BEGINNING` when no saved rows can be used."""
     table = warehouse.read(_TABLE, warehouse.version(_TABLE))  # head and rows of one commit: another may come between
     head = table.where(_HEAD).select("landing_id", "batch_id", "timing").collect()
     if len(head) != 1 or head[0]["timing"] != _text(timing):

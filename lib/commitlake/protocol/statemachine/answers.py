@@ -18,10 +18,6 @@ def apply(segment: Segment, rules: Rules) -> None:
 
     An answer counts once, and only for the check that it names. An answer that names no check counts for the check that
     is out, if Kafka stored the answer after that check was last sent. An answer that fits no check changes nothing.
-
-    Args:
-        segment: the open segment.
-        rules: the timing rules.
     """
     answers, halves = segment.answers, segment.halves
     at = find(halves["offset"], answers["offset"])
