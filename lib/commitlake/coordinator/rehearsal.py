@@ -21,7 +21,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from commitlake.config import Config
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
-from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.land import Landing
@@ -133,13 +132,14 @@ class Rehearsal:
         """Plays a start on an empty warehouse, then one that finds the rows of the first, with delayed messages."""
         tables = Warehouse(self._spark, self._config.warehouse)
         tables.create()
-        landed = self._played(tables, recover.of_new_warehouse(tables, self._inputs), LandingPosition(0, {}))
+        new = recover.of_new_warehouse(tables, self._inputs(), self._clock)
+        landed = self._played(tables, new, LandingPosition(0, {}))
         if not self._stopping.is_set():
-            found = recover.recover(tables, self._config, self._inputs, self._clock, landed, tables.topics())
+            found = recover.recover(tables, self._config, self._inputs(), self._clock, landed, tables.topics())
             self._played(tables, found, landed, **{headers.TIMER_DELAY_SEC: "1"})
 
-    def _inputs(self, opened: DataFrame) -> InputTable:
-        return InputTable(self._spark, f"{checkpoints.fresh(self._config, 'inputs', 0)}/table", self._clock, opened)
+    def _inputs(self) -> str:
+        return f"{checkpoints.fresh(self._config, 'inputs', 0)}/table"
 
     def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
         """Runs the rounds of one start; returns the position after them."""

@@ -127,12 +127,10 @@ class Run:
             self._serve(scheduler, settings)  # step 5
 
     def _recovered(self, position: LandingPosition, known: Collection[str]) -> Recovered:
-        def made(opened: DataFrame) -> InputTable:
-            return InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock, opened)
-
+        place = f"{self._scratch('inputs')}/table"
         if self._owner.is_new:
-            return recover.of_new_warehouse(self.warehouse, made)
-        return recover.recover(self.warehouse, self.config, made, self._clock, position, known)
+            return recover.of_new_warehouse(self.warehouse, place, self._clock)
+        return recover.recover(self.warehouse, self.config, place, self._clock, position, known)
 
     def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
         return self._keep(inputs.coordinate(self.config.transaction, held_weakly(write), self._scratch("coordination")))

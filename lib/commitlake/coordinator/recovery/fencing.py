@@ -121,7 +121,7 @@ class WarehouseLock:
         if self._file is None:
             return
         self._file.truncate(0)
-        self._file.write(describe(socket.gethostname(), os.getpid(), epoch))
+        self._file.write(describe_self(epoch))
         self._file.flush()
 
     def __exit__(
@@ -139,6 +139,11 @@ class WarehouseLock:
 def describe(host: str, pid: int, epoch: int | None) -> str:
     """The text by which errors name a coordinator."""
     return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
+
+
+def describe_self(epoch: int | None) -> str:
+    """The same of this process."""
+    return describe(socket.gethostname(), os.getpid(), epoch)
 
 
 def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -> int:
@@ -172,7 +177,7 @@ def _newest_but_newer(warehouse: Warehouse) -> int | None:
 def fence(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
     """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict."""
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, _own(epoch)), names))
+        list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, describe_self(epoch)), names))
 
 
 class EpochGuard(AppendGuard):
@@ -250,10 +255,6 @@ def _newest(warehouse: Warehouse, since: int = FIRST_EPOCH) -> DataFrame:
     """The newest start, one row; of nulls when there is none. By `since` the files of older starts are not read."""
     found = warehouse.read("epochs").where(F.col("epoch") >= since)
     return found.agg(F.max(F.struct(*_ORDER)).alias("newest")).select("newest.*")
-
-
-def _own(epoch: int) -> str:
-    return describe(socket.gethostname(), os.getpid(), epoch)
 
 
 @contextmanager
