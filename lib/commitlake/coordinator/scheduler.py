@@ -92,10 +92,6 @@ class Scheduler:
 
         While the next records are classified, the rest of this round's coordination goes on.
 
-        Args:
-            raw: a batch of the Kafka source, or part of one.
-            ends: where the records end, the next offset of each partition.
-
         Returns:
             The number of records, and their bytes; None when no round begins any more.
         """

@@ -21,12 +21,7 @@ _LONG_S = 30.0
 
 
 class HeldBack(NamedTuple):
-    """Records of a partition behind a Kafka transaction that is open.
-
-    Attributes:
-        offset: of the first one.
-        records: how many offsets they take.
-    """
+    """Records of a partition behind a Kafka transaction that is open: the offset of the first, and their number."""
 
     offset: int
     records: int

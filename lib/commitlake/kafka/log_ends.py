@@ -37,12 +37,6 @@ def cuts(client: KafkaAdminClient, config: Config, known: LogEnds, now: LogEnds)
     A leader that was not in sync cuts the logs of the others to its own. Its log may grow past the old end in a moment,
     so the end alone does not show the loss.
 
-    Args:
-        client: a connection.
-        config: has the prefix of the topics.
-        known: the ends that were reported before.
-        now: the ends that were reported just now.
-
     Raises:
         kafka.errors.KafkaError: Kafka does not answer, or its leaders do not answer for themselves.
     """

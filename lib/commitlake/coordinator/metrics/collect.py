@@ -52,18 +52,7 @@ class MetricNames:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of the figures.
-
-    Attributes:
-        config: of the coordinator.
-        rounds: of this run.
-        counters: of this run.
-        position: returns the position of landing.
-        ends: returns the next offset of each partition in Kafka.
-        epoch: number of this start, or of the last restart of all queries.
-        failed: returns whether the forwarding of each topic of `topics.to_kafka` has failed.
-        names: the topics that metrics name.
-    """
+    """The sources of the figures: the run's; `ends` are Kafka's, `failed` tells of each topic of `topics.to_kafka`."""
 
     config: Config
     rounds: RoundLog

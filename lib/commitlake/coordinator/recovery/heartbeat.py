@@ -48,8 +48,7 @@ class Heartbeat:
     def beating(self, meet_other: Callable[[], None]) -> Iterator[None]:
         """Writes signs of life while the context lasts, then deletes the last one: after a clean stop nobody waits.
 
-        Args:
-            meet_other: called when the last sign is not this coordinator's any more.
+        `meet_other` is called when the last sign is not this coordinator's any more.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._beat, args=(ended, meet_other), name="commitlake-heartbeat", daemon=True)

@@ -14,10 +14,9 @@ from enum import IntEnum
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.protocol.states import State
+from commitlake.protocol.states import Kind, State
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import hashed_sql
-from commitlake.tables.reopened import newest, reopened
 from commitlake.tables.spans import spans_of, within
 
 FINAL = "ledger.reason IN ('ORPHAN', 'REFUSED_PART')"
@@ -101,3 +100,28 @@ def first_facts() -> dict[str, Column | str]:
 def number(kinds: type[IntEnum], column: str) -> Column:
     """The number of a name of the contract."""
     return F.create_map(*[F.lit(item) for kind in kinds for item in (kind.name, int(kind))])[F.col(column)]
+
+
+def newest(transactions: DataFrame) -> DataFrame:
+    """The ledger row of each half message's newest round that has ended; a RESUME opens a round."""
+    keys = ["queue", "half_offset"]
+    rest = [name for name in transactions.columns if name not in keys]
+    last = F.max_by(F.struct(*rest), F.col("round")).alias("row")
+    return transactions.groupBy(*keys).agg(last).select(*keys, "row.*")
+
+
+def reopened(reentries: DataFrame) -> DataFrame:
+    """The newest RESUME of each first half message: the round that it opened, its time (ms) and its offset."""
+    halves = reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
+    latest = F.max(F.struct("round", "since", "op_offset")).alias("r")
+    return (
+        halves.groupBy("queue", "offset")
+        .agg(latest)
+        .select(
+            F.col("queue").alias("first_queue"),
+            F.col("offset").alias("first_offset"),
+            F.col("r.round").alias("open_round"),
+            F.col("r.since").alias("open_since"),
+            F.col("r.op_offset").alias("open_op_offset"),
+        )
+    )

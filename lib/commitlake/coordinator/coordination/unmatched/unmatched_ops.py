@@ -12,6 +12,7 @@ from commitlake.coordinator.coordination.unmatched.lookup import (
     LedgerTables,
     first_facts,
     near,
+    newest,
     number,
     with_first,
 )
@@ -19,7 +20,6 @@ from commitlake.coordinator.coordination.unmatched.resolution import Resolutions
 from commitlake.protocol.states import Delivery, Event, Kind, Refusal, Ruling, Source
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables.columns import IS_FIRST, hashed_sql, millis_sql
-from commitlake.tables.reopened import newest
 from commitlake.tables.spans import spans_of, within
 
 _OP = ["op_queue", "op_offset", "admin"]
