@@ -14,7 +14,7 @@ from commitlake.protocol.clock import BrokerClock, as_datetime
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
-from commitlake.tables.columns import coordinate
+from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
 from commitlake.tables.together import COPIED
 from commitlake.throttled import Throttle
@@ -96,23 +96,17 @@ def _at(messages: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> None:
-    missing_rows = ended.where("state = 'DISCARDED'").select(
-        coordinate("queue", "half_offset").alias("at"),
-        *("reason", "checks", "round"),
-        F.col("resolved_at").alias("discarded_at"),
-        "batch_id",
+    discarded, at = ended.where("state = 'DISCARDED'"), f"{coordinate_sql('queue', 'queue_offset')} AS at"
+    ends = discarded.selectExpr(
+        f"{coordinate_sql('queue', 'half_offset')} AS at",
+        *("reason", "checks", "round", "resolved_at AS discarded_at", "batch_id"),
     )
-    there = (
-        warehouse.rows("discarded")
-        .where(F.col("batch_id") == batch_id)
-        .select(coordinate("queue", "queue_offset").alias("at"))
-    )
-    missing = missing_rows.join(there, "at", "left_anti")
+    there = warehouse.rows("discarded").where(F.col("batch_id") == batch_id).selectExpr(at)
+    missing = ends.join(there, "at", "left_anti")
     if missing.isEmpty():
         return
-    places = ended.where("state = 'DISCARDED'").select("queue", "half_offset")
-    near = warehouse.rows("half").where(within(spans_of(places, "queue", "half_offset"), "queue", "queue_offset"))
-    half = near.withColumn("at", coordinate("queue", "queue_offset"))
+    near = warehouse.rows("half").where(within(spans_of(discarded, "queue", "half_offset"), "queue", "queue_offset"))
+    half = near.selectExpr("*", at)
     warehouse.append(half.join(F.broadcast(missing), "at"), "discarded", {"batch_id": batch_id})
 
 

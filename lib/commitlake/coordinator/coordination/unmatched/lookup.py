@@ -60,17 +60,14 @@ def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset:
 def with_first(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """Adds three columns of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
-    names = ["queue", "queue_offset", "first_queue", "first_offset", "transaction_id", "producer_group"]
-    half = near(tables.half, unmatched, *where).select(
-        F.col("queue").alias("q"), F.col("queue_offset").alias("o"), F.struct(*names).alias("first")
-    )
+    names = "queue, queue_offset, first_queue, first_offset, transaction_id, producer_group"
+    half = near(tables.half, unmatched, *where)
+    half = half.selectExpr("queue AS q", "queue_offset AS o", f"struct({names}) AS first")
     ended = newest(near(tables.transactions, unmatched, where[0], ("half_offset", "first_offset")))
-    ledger = ended.select(
-        F.col("queue").alias("lq"), F.col("half_offset").alias("lo"), F.struct(*ended.columns).alias("ledger")
-    )
+    ledger = ended.selectExpr("queue AS lq", "half_offset AS lo", "struct(*) AS ledger")
     return (
-        unmatched.join(half, (F.col("q") == F.col("first_queue")) & (F.col("o") == F.col("first_offset")), "left")
-        .join(ledger, (F.col("lq") == F.col("first_queue")) & (F.col("lo") == F.col("first_offset")), "left")
+        unmatched.join(half, F.expr("q = first_queue AND o = first_offset"), "left")
+        .join(ledger, F.expr("lq = first_queue AND lo = first_offset"), "left")
         .join(reopened(tables.reentries), ["first_queue", "first_offset"], "left")
         .withColumn("pending", pending())
         .drop("q", "o", "lq", "lo")
@@ -117,11 +114,8 @@ def reopened(reentries: DataFrame) -> DataFrame:
     return (
         halves.groupBy("queue", "offset")
         .agg(latest)
-        .select(
-            F.col("queue").alias("first_queue"),
-            F.col("offset").alias("first_offset"),
-            F.col("r.round").alias("open_round"),
-            F.col("r.since").alias("open_since"),
-            F.col("r.op_offset").alias("open_op_offset"),
+        .selectExpr(
+            *("queue AS first_queue", "offset AS first_offset"),
+            *("r.round AS open_round", "r.since AS open_since", "r.op_offset AS open_op_offset"),
         )
     )
