@@ -16,6 +16,7 @@ from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.run import Run
 from commitlake.errors import KafkaError, SetupError, installed_by
+from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS
 from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.kafka_topics import LANDED
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
-
-_ASK_MS = 2_000
-"""How long metrics wait for Kafka. Prometheus gives up the whole scrape after 10 s."""
 
 
 @contextmanager
@@ -55,7 +53,7 @@ def serve_metrics(
         if waits():
             msg = "all queries wait for it"
             raise KafkaError(msg)
-        return landing_start.ends(config, LANDED, timeout_ms=_ASK_MS)
+        return landing_start.ends(config, LANDED, timeout_ms=QUICK_TIMEOUT_MS)
 
     def figures() -> Iterable[Metric]:
         of = run()

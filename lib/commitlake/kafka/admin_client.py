@@ -16,6 +16,8 @@ from commitlake.kafka.refusals import DENIED, LOGIN, TLS, is_refusal
 
 CONNECT_TIMEOUT_MS = 8_000
 """How long kafka-python retries a wrong address."""
+QUICK_TIMEOUT_MS = 2_000
+"""How long metrics and `/healthz` wait for Kafka. Prometheus gives up the whole scrape after 10 s."""
 
 
 @contextmanager

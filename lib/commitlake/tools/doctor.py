@@ -17,7 +17,7 @@ from commitlake.config.terminal import counted
 from commitlake.errors import CommitLakeError, installed_by
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
-from commitlake.kafka.held_back import held_back
+from commitlake.kafka.log_end_watcher import held_back
 from commitlake.kafka.oldest import oldest_ms
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS

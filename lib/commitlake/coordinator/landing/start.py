@@ -16,7 +16,7 @@ from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
-from commitlake.kafka.held_back import HeldBack, held_back
+from commitlake.kafka.log_end_watcher import HeldBack, held_back
 from commitlake.kafka.log_ends import LogEnds, Offsets, Place, cuts, deposed
 from commitlake.kafka.oldest import oldest_ms
 from commitlake.kafka.topics import earliest_offsets, log_ends

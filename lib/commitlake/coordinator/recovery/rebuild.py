@@ -110,7 +110,7 @@ def _open_halves(look: Between, timing: TransactionConfig) -> DataFrame:
 
 
 def _with_checks(halves: DataFrame, look: Between, timing: TransactionConfig) -> DataFrame:
-    """Brings checks as of `look.since` up to date (contract 4.3); an answer counts as in `statemachine.answers`."""
+    """Brings checks as of `look.since` up to date (contract 4.3); an answer counts as in `deadlines.answer`."""
     first = f"kind = {int(Kind.HALF)}"
     same_round = f"{first} AND c_queue = queue AND c_offset = offset AND c_round = round"
     asked = halves.join(_newest_checks(look), F.expr(same_round), "left")
