@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.kafka.log_ends import LogEnd, LogEnds, Offsets, Place
@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 
 LANDED = ("half", "op", "delayed", "rejected")
 """The tables that landing writes, besides those of topics."""
+_PLACES = {
+    "half": ("'half'", "queue", "queue_offset"),
+    "op": ("IF(admin, 'admin', 'op')", "queue", "op_offset"),
+    "delayed": ("'messages'", "queue", "queue_offset"),
+    "rejected": ("source", "kafka_partition", "kafka_offset"),
+}
+"""By table: SQL of the source, partition and offset of its records. All others are topics' tables."""
+CONTENT_HASH = "xxhash64(key, value)"
+"""SQL; it distinguishes a rejected record from another at its coordinates, since its table has no append time."""
 _BY_QUEUE = {"half": ("half",), "op": ("op", "admin"), "delayed": ("messages",)}
 """The tables that are partitioned by queue, with the sources that land there."""
 _ONE_PARTITION = "admin"
@@ -206,34 +215,18 @@ def in_groups(tables: Sequence[str]) -> list[Sequence[str]]:
     return [tables[begin:][:_AT_ONCE] for begin in range(0, len(tables), _AT_ONCE)]
 
 
-def content_hash() -> Column:
-    """A hash that distinguishes a rejected record from another at its coordinates; its table has no append time."""
-    return F.xxhash64("key", "value")
-
-
 def _recognisable(warehouse: Warehouse, table: str) -> DataFrame:
-    is_rejected = table == "rejected"
-    appended_at = F.lit(None).cast("timestamp") if is_rejected else F.col("stored_at")
-    content = content_hash() if is_rejected else F.lit(None).cast("bigint")
-    return coordinates(warehouse, table, appended_at.alias("appended_at"), content.alias("content"))
-
-
-def coordinates(warehouse: Warehouse, table: str, *more: Column) -> DataFrame:
-    """Source, partition and offset of the Kafka records that a table holds; and `more` of its columns."""
-    rows = warehouse.rows(table)
-    if table == "op":
-        return _named(rows, F.when(F.col("admin"), "admin").otherwise("op"), "queue", "op_offset", *more)
     if table == "rejected":
-        return _named(rows, F.col("source"), "kafka_partition", "kafka_offset", *more)
-    if table in ("half", "delayed"):
-        return _named(rows, F.lit("half" if table == "half" else "messages"), "queue", "queue_offset", *more)
-    return _named(rows.where("source = 'messages'"), F.lit("messages"), "source_queue", "source_offset", *more)
+        return coordinates(warehouse, table, "CAST(NULL AS TIMESTAMP) AS appended_at", f"{CONTENT_HASH} AS content")
+    return coordinates(warehouse, table, "stored_at AS appended_at", "CAST(NULL AS BIGINT) AS content")
 
 
-def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: Column) -> DataFrame:
-    return rows.select(
-        source.alias("source"), F.col(partition).alias("partition"), F.col(offset).alias("offset"), *more
-    )
+def coordinates(warehouse: Warehouse, table: str, *more: str) -> DataFrame:
+    """Source, partition and offset of the Kafka records that a table holds; and `more` of its columns, as SQL."""
+    rows = warehouse.rows(table)
+    rows = rows if table in _PLACES else rows.where("source = 'messages'")
+    source, queue, offset = _PLACES.get(table, ("'messages'", "source_queue", "source_offset"))
+    return rows.selectExpr(f"{source} AS source", f"{queue} AS partition", f"{offset} AS offset", *more)
 
 
 def above(warehouse: Warehouse, table: str, position: LandingPosition) -> DataFrame:

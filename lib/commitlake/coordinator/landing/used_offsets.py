@@ -50,20 +50,21 @@ def drop_already_landed(classified: DataFrame, uncommitted: PartialLanding) -> D
     place = ["source", "partition", "offset"]
     known = F.broadcast(uncommitted.coordinates)
     written = known.withColumnsRenamed({name: f"written_{name}" for name in place})
-    here = reduce(Column.__and__, [F.col(name) == F.col(f"written_{name}") for name in place])
-    is_same = (F.col("appended_at") == F.col("stored_at")) | (F.col("content") == positions.content_hash())
-    others = classified.join(written, here & is_same, "left_anti")
+    here = " AND ".join(f"{name} = written_{name}" for name in place)
+    is_same = f"(appended_at = stored_at OR content = {positions.CONTENT_HASH})"
+    others = classified.join(written, F.expr(f"{here} AND {is_same}"), "left_anti")
     used = known.select(*place).distinct().withColumn("is_used", F.lit(True))
     marked = others.join(F.broadcast(used), place, "left")
     return classify.rejecting(marked, F.col("is_used").isNotNull(), OFFSET_USED_BEFORE, _detail()).drop("is_used")
 
 
 def _are_used(begun: LandingPosition) -> Column:
-    used = F.lit(False)
-    for (source, number), low in begun.again.items():
-        here = (F.col("source") == source) & (F.col("partition") == number)
-        used |= here & (F.col("offset") >= low) & (F.col("offset") < begun.next(source, number))
-    return used
+    """Whether a record's offset lies between the next one to read and the next one to land."""
+    each = [
+        f"(source = '{source}' AND partition = {number} AND offset >= {low} AND offset < {begun.next(source, number)})"
+        for (source, number), low in begun.again.items()
+    ]
+    return F.expr(" OR ".join(each) or "false")
 
 
 def _told(warehouse: Warehouse) -> DataFrame:
@@ -75,7 +76,7 @@ def _landed(warehouse: Warehouse, used: Column) -> DataFrame:
     tables = ["half", "op", "delayed", *map(topic_table, warehouse.topics())]
     found = []
     for group in positions.in_groups(tables):
-        each = [positions.coordinates(warehouse, table, F.col("stored_at")) for table in group]
+        each = [positions.coordinates(warehouse, table, "stored_at") for table in group]
         found.append(checkpoint_now(reduce(DataFrame.unionAll, each).where(used).distinct()))
     return reduce(DataFrame.unionAll, found)
 
