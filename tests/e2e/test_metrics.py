@@ -240,9 +240,10 @@ def test_without_kafka_the_other_metrics_are_there_before_prometheus_gives_up(tm
             silent.bind(("127.0.0.1", int(config.kafka.bootstrap_servers.split(":")[1])))
             silent.listen()
         ends = partial(landing_start.ends, config, LANDED, timeout_ms=QUICK_TIMEOUT_MS)
-        sources = collect.Sources(config, RoundLog(1_000), Counters(), lambda: LandingPosition(0, {}), ends, epoch=1)
+        run = (RoundLog(1_000), Counters(), LandingPosition(0, {}))
+        metrics = collect.collect(config, *run, ends, epoch=1, failed={}, names=collect.MetricNames())
         begun = time.monotonic()
-        found = {sample.name: sample.value for metric in collect.collect(sources) for sample in metric.samples}
+        found = {sample.name: sample.value for metric in metrics for sample in metric.samples}
         assert time.monotonic() - begun < 8 * patience()
     assert found["commitlake_kafka_reachable"] == 0
     assert found["commitlake_epoch"] == 1

@@ -58,10 +58,8 @@ def serve_metrics(
     def figures() -> Iterable[Metric]:
         of = run()
         assert of.scheduler is not None  # the run has begun
-        rounds, counters, position = of.scheduler.rounds, of.scheduler.counters, lambda: of.scheduler.position
-        return collect.collect(
-            collect.Sources(config, rounds, counters, position, ends, of.epoch, of.forwarders.failed, names)
-        )
+        rounds, counters, position = of.scheduler.rounds, of.scheduler.counters, of.scheduler.position
+        return collect.collect(config, rounds, counters, position, ends, of.epoch, of.forwarders.failed(), names)
 
     with server.serving(config.metrics.host, config.metrics.port, figures, health):
         yield

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from commitlake.protocol.encoding import OFFSET_BITS
 
 IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
@@ -20,11 +17,6 @@ IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
 def coordinate_sql(queue: str, offset: str) -> str:
     """(queue, offset) as one number: a join on a single bigint is Spark's fastest, and cheap to broadcast."""
     return f"(shiftleft(CAST({queue} AS BIGINT), {OFFSET_BITS}) + {offset})"
-
-
-def coordinate(queue: str, offset: str) -> Column:
-    """As `coordinate_sql`."""
-    return F.expr(coordinate_sql(queue, offset))
 
 
 def named_sql(kinds: type[IntEnum], column: str) -> str:
