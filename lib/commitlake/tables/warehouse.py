@@ -34,8 +34,7 @@ from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, properties_of
 from commitlake.tables.direct_append import DirectAppend
-from commitlake.tables.names import TableName
-from commitlake.tables.schemas import TABLES, TOPIC
+from commitlake.tables.schemas import TABLES, TOPIC, TableName
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
 
