@@ -33,7 +33,6 @@ from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import SetupError
 from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS
 from commitlake.protocol import headers
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tools import doctor
 
 
@@ -239,7 +238,7 @@ def test_without_kafka_the_other_metrics_are_there_before_prometheus_gives_up(tm
         if hangs:
             silent.bind(("127.0.0.1", int(config.kafka.bootstrap_servers.split(":")[1])))
             silent.listen()
-        ends = partial(landing_start.ends, config, LANDED, timeout_ms=QUICK_TIMEOUT_MS)
+        ends = partial(landing_start.ends, config, QUICK_TIMEOUT_MS)
         run = (RoundLog(1_000), Counters(), LandingPosition(0, {}))
         metrics = collect.collect(config, *run, ends, epoch=1, failed={}, names=collect.MetricNames())
         begun = time.monotonic()

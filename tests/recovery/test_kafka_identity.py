@@ -19,12 +19,13 @@ from tests.support.landing import CUT_SHORT, begin, cut_at, land
 from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.landing import classify, kafka_identity, positions, start
+from commitlake.coordinator.landing import kafka_identity, positions, start
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.kafka.log_ends import LogEnds
 from commitlake.protocol import wire
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables import Warehouse
 
 
@@ -207,7 +208,7 @@ def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_
         del known["topics"][f"{prefix}admin"]  # Kafka was late to tell of it
         warehouse.set_property("half", "commitlake.kafka", json.dumps(known))
         accepting = other.configured(accept_recreated_topic="true")
-        assert {*kafka_identity.check(warehouse, accepting, before)} == {*classify.SOURCES}, "each is of another prefix"
+        assert {*kafka_identity.check(warehouse, accepting, before)} == {*LANDED}, "each is of another prefix"
         other.run(spark, accept_recreated_topic="true")
     assert sorted(row["transaction_id"] for row in lake.rows("half") if row["queue"] == 2) == ["x", "z"]
     assert [row["reason"] for row in lake.rows("rejected")] == ["OFFSET_USED_BEFORE"]

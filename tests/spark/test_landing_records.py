@@ -20,6 +20,7 @@ from commitlake.coordinator.landing import classify, land, landed_rows
 from commitlake.errors import RecordError
 from commitlake.protocol import delay, wire
 from commitlake.protocol.encoding import MAX_OFFSET, born_ms
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables.columns import visible_at_sql
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits
@@ -639,7 +640,7 @@ def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
             [(name, text.encode()) for name, text in vector["headers"].items()],
         )
         for at, vector in enumerate(vectors)
-        if vector["topic"] in classify.SOURCES
+        if vector["topic"] in LANDED
     ]
     found = reasons(judged(spark, conf, raw))
     assert len(found) >= 10

@@ -129,4 +129,4 @@ def test_an_answer_without_a_topic_is_an_error_and_not_an_empty_topic() -> None:
             return {partition: SimpleNamespace(offset=10, leader_epoch=3) for partition in wanted}
 
     with pytest.raises(KafkaError, match=r"commitlake\.op"):
-        log_ends(cast(Any, Client()), load(), ("half", "op", "admin"))
+        log_ends(cast(Any, Client()), load())

@@ -19,7 +19,6 @@ from commitlake.errors import KafkaError, SetupError, installed_by
 from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS
 from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock
-from commitlake.protocol.kafka_topics import LANDED
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -53,7 +52,7 @@ def serve_metrics(
         if waits():
             msg = "all queries wait for it"
             raise KafkaError(msg)
-        return landing_start.ends(config, LANDED, timeout_ms=QUICK_TIMEOUT_MS)
+        return landing_start.ends(config, QUICK_TIMEOUT_MS)
 
     def figures() -> Iterable[Metric]:
         of = run()

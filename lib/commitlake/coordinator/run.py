@@ -40,7 +40,6 @@ from commitlake.kafka import topics
 from commitlake.kafka.log_end_watcher import LogEndWatcher
 from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock, now_ms
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.spark import checkpoints
 from commitlake.spark.callbacks import held_weakly
 from commitlake.tables import Warehouse
@@ -111,7 +110,7 @@ class Run:
             self.warehouse, self.config, steps, known, dedup, begin.position, self._clock, found.uncommitted
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
-        held = LogEndWatcher(self.config, LANDED, begin.position.held, landing.remember)
+        held = LogEndWatcher(self.config, begin.position.held, landing.remember)
         self._stack.enter_context(suppress(Exception))  # without the JVM there is no memory to free
         self._stack.callback(context.half_cache.clear)
         self._stack.callback(held.close)

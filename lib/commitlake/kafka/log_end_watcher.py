@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.log_ends import LogEnds, Offsets, Place, cuts, deposed
 from commitlake.kafka.topics import log_ends
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
@@ -29,17 +28,16 @@ _LONG_S = 30.0
 
 
 class LogEndWatcher:
-    """Asks where the logs end; used by one thread at a time.
+    """Asks where the logs of all topics that land end; used by one thread at a time.
 
     Args:
         config: says where Kafka is.
-        sources: topics without the prefix, whose ends are wanted.
         known: where logs ended before.
-        tell: called with the current ends of all topics that land.
+        tell: called with the current ends.
     """
 
-    def __init__(self, config: Config, sources: Sequence[str], known: LogEnds, tell: Callable[[LogEnds], None]) -> None:
-        self._config, self._sources, self._known, self._tell = config, sources, known, tell
+    def __init__(self, config: Config, known: LogEnds, tell: Callable[[LogEnds], None]) -> None:
+        self._config, self._known, self._tell = config, known, tell
         self._stack = ExitStack()
         self._client: KafkaAdminClient | None = None
         self._open = OpenTransactions(config)
@@ -53,7 +51,7 @@ class LogEndWatcher:
         """
         try:
             client = self._client = self._client or self._stack.enter_context(connect(self._config))
-            now = log_ends(client, self._config, LANDED)
+            now = log_ends(client, self._config)
             self._refuse_deposed(now)
             self._refuse_cut(cuts(client, self._config, self._known, now))
             self._open.look(client, now)
@@ -66,7 +64,7 @@ class LogEndWatcher:
             raise KafkaError(msg) from error
         self._known = now
         self._tell(now)
-        return {place: end.offset for place, end in now.items() if place[0] in self._sources}
+        return {place: end.offset for place, end in now.items()}
 
     def _refuse_deposed(self, now: LogEnds) -> None:
         places = [f"{self._config.kafka.topic(source)}-{number}" for source, number in deposed(self._known, now)]
@@ -108,7 +106,7 @@ def held_back(client: KafkaAdminClient, config: Config, ends: LogEnds) -> dict[P
     """
     if not config.kafka.reads_committed:
         return {}
-    stable = log_ends(client, config, sorted({source for source, _ in ends}), stable=True)
+    stable = log_ends(client, config, stable=True)
     return {
         place: HeldBack(low, end.offset - low)
         for place, end in ends.items()

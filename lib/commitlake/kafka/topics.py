@@ -347,28 +347,24 @@ def _fix(topic: str, settings: Mapping[str, str]) -> str:
     return f"run kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {added}"
 
 
-def earliest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[Place, int]:
+def earliest_offsets(client: KafkaAdminClient, config: Config) -> dict[Place, int]:
     """Return the first offset that each partition still holds, otherwise as `log_ends`."""
-    return {place: end.offset for place, end in _all_ends(client, config, sources, OffsetSpec.EARLIEST).items()}
+    return {place: end.offset for place, end in _all_ends(client, config, OffsetSpec.EARLIEST).items()}
 
 
-def log_ends(
-    client: KafkaAdminClient, config: Config, sources: Iterable[str], *, stable: bool = False
-) -> dict[Place, LogEnd]:
-    """Return the next offset of each partition, with the epoch of its leader; `sources` are topics without the prefix.
+def log_ends(client: KafkaAdminClient, config: Config, *, stable: bool = False) -> dict[Place, LogEnd]:
+    """Return the next offset of each partition of the topics that land, with the epoch of its leader.
 
     With `stable` an end is at most the first offset of an open Kafka transaction.
 
     Raises:
         KafkaError: Kafka does not know a topic; a broker that has just started may say so for a moment.
     """
-    return _all_ends(client, config, sources, OffsetSpec.LATEST, stable)
+    return _all_ends(client, config, OffsetSpec.LATEST, stable)
 
 
-def _all_ends(
-    client: KafkaAdminClient, config: Config, sources: Iterable[str], spec: Any, stable: bool = False
-) -> dict[Place, LogEnd]:
-    topics = [config.kafka.topic(source) for source in sources]
+def _all_ends(client: KafkaAdminClient, config: Config, spec: Any, stable: bool = False) -> dict[Place, LogEnd]:
+    topics = [config.kafka.topic(source) for source in LANDED]
     found = _ends(client, topics, spec, stable)
     missing = sorted(set(topics) - {topic for topic, _ in found})
     if missing:

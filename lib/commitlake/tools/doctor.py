@@ -21,7 +21,6 @@ from commitlake.kafka.log_end_watcher import held_back
 from commitlake.kafka.oldest import oldest_ms
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading import damage
 from commitlake.reading.questions import liveness, overview
@@ -200,7 +199,7 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
     tables.open("positions")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
     with connect(config) as client:
-        ends = topics.log_ends(client, config, LANDED)
+        ends = topics.log_ends(client, config)
         waiting = held_back(client, config, ends)
     places = {place: end.offset for place, end in ends.items()}
     next_ones = {place: landed.get(place, 0) for place, end in places.items() if end > landed.get(place, 0)}

@@ -18,13 +18,11 @@ from commitlake.coordinator.dedup.dedup_index import place_sql
 from commitlake.coordinator.landing import parse
 from commitlake.coordinator.landing.message_columns import alias, header, message_columns
 from commitlake.coordinator.landing.parts import size
-from commitlake.protocol import headers, kafka_topics, topic_names, wire
+from commitlake.protocol import headers, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 from commitlake.protocol.message_batch import MOST_KEY_BYTES
 from commitlake.protocol.states import DUPLICATE_OF, LANDING_REASONS
 
-SOURCES = kafka_topics.LANDED
-"""The Kafka topics that land, without their prefix."""
 HALF, OP, DELAYED, TOPIC, REJECTED = "half", "op", "delayed", "topic", "rejected"
 """Where a record may go; `TOPIC` is the table of its own topic."""
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.errors import IdentityError
 from commitlake.kafka.log_ends import Offsets
 from commitlake.kafka.topics import Identity, end_offsets, identity
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> Co
 
 def source(topic: str) -> str:
     """The source that a Kafka topic's full name stands for, also with a prefix that the configuration no longer has."""
-    return next(name for name in SOURCES if topic.endswith(name))
+    return next(name for name in LANDED if topic.endswith(name))
 
 
 def begins(warehouse: Warehouse, first: Offsets) -> Offsets:
@@ -71,7 +71,7 @@ def begins(warehouse: Warehouse, first: Offsets) -> Offsets:
 def remember(warehouse: Warehouse, config: Config, begun: Offsets) -> None:
     """Remembers this Kafka, and where its logs began at the first start (`begins`)."""
     actual = identity(config)
-    landed = {config.kafka.topic(name) for name in SOURCES}
+    landed = {config.kafka.topic(name) for name in LANDED}
     now = Known(
         Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed}),
         {(config.kafka.topic(source), number): begin for (source, number), begin in begun.items()},
@@ -107,15 +107,15 @@ def _difference(config: Config, known: Identity, actual: Identity) -> _Differenc
     accept = config.accept
     if known.cluster_id != actual.cluster_id:
         what = f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}"
-        return _Difference(what, "accept.other_cluster", accept.other_cluster, SOURCES)
+        return _Difference(what, "accept.other_cluster", accept.other_cluster, LANDED)
     recreated = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
     if not recreated:
         return None
     option = "accept.recreated_topic", accept.recreated_topic
-    if not {*map(config.kafka.topic, SOURCES)} & {*known.topic_ids}:
+    if not {*map(config.kafka.topic, LANDED)} & {*known.topic_ids}:
         names = ", ".join(sorted(recreated))
         what = f"the warehouse was filled from {names}, but kafka.topic_prefix is {config.kafka.topic_prefix!r}"
-        return _Difference(what, *option, SOURCES)
+        return _Difference(what, *option, LANDED)
     there = actual.topic_ids.keys()
     groups = ((recreated & there, "deleted and created again"), (recreated - there, "deleted"))
     what = "; ".join(f"{', '.join(sorted(topics))} was {done}" for topics, done in groups if topics)
@@ -139,7 +139,7 @@ def _refuse(found: _Difference, lost: str, short: str) -> None:
 def _ranges(config: Config, reached: LandingPosition, sources: Iterable[str]) -> tuple[str, str]:
     """Texts: the ranges below the next offset to land, which would never land; and the logs that end before it."""
     lost, short = [], []
-    ends = end_offsets(config, SOURCES)
+    ends = end_offsets(config)
     for name in sorted(sources):
         topic = config.kafka.topic(name)
         held = ends.get(topic, {})

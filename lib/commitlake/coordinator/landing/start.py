@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ from kafka import KafkaAdminClient
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
-from commitlake.coordinator.landing.classify import SOURCES
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
@@ -130,7 +129,7 @@ class _Logs(NamedTuple):
         """
         with connect(config) as client:
             held = _of_leaders(client, config, comparable)
-            first = earliest_offsets(client, config, SOURCES)
+            first = earliest_offsets(client, config)
             logs = cls(held, first, cuts(client, config, comparable, held), held_back(client, config, held))
         if first.keys() != held.keys():  # asked of two brokers
             msg = f"the brokers of Kafka at {config.kafka.bootstrap_servers} tell different partitions; start again"
@@ -149,7 +148,7 @@ class _Logs(NamedTuple):
 def _of_leaders(client: KafkaAdminClient, config: Config, known: LogEnds) -> LogEnds:
     """Where the logs end, by their leaders. A deposed leader, as after an outage, knows its successor in seconds."""
     until = time.monotonic() + _SUCCESSORS_S
-    while deposed(known, held := log_ends(client, config, SOURCES)):
+    while deposed(known, held := log_ends(client, config)):
         if config.accept.lost_range or time.monotonic() > until:
             break
         time.sleep(_LOOK_S)
@@ -248,14 +247,14 @@ def _compared(known: LandingPosition, at: Place, log_now: tuple[int, int, int], 
     return known
 
 
-def ends(config: Config, sources: Iterable[str], timeout_ms: int = CONNECT_TIMEOUT_MS) -> dict[Place, int]:
-    """The next offset that each partition of Kafka topics gets.
+def ends(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> dict[Place, int]:
+    """The next offset that each partition of the topics that land gets.
 
     Raises:
         KafkaError: Kafka is out of reach for `timeout_ms`, or does not know a topic.
     """
     with connect(config, timeout_ms) as client:
-        return {place: end.offset for place, end in log_ends(client, config, sources).items()}
+        return {place: end.offset for place, end in log_ends(client, config).items()}
 
 
 def _lost(what: str, low: int, high: int, config: Config) -> None:

@@ -18,7 +18,6 @@ from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, REOPENED, stored_rows
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.states import Kind
 from commitlake.tables import Warehouse
@@ -64,7 +63,7 @@ class SnapshotPosition:
 
     def records(self) -> int:
         """How many records had landed at most."""
-        return LandingPosition(self.landing_id, self.offsets).records()
+        return sum(self.offsets.values())
 
     def count(self) -> int:
         """How many rows were open."""
