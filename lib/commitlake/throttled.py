@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
 _LONGEST_REASON = 500
+_OURS = "commitlake"
+"""Prefix of the names of this package's threads. Only the thread shows to whom a line of kafka-python belongs."""
 
 
 class Throttle:
@@ -34,6 +36,24 @@ class Throttle:
         """Make the next `is_due` return True."""
         with self._lock:
             self._next = -float("inf")
+
+
+class ThrottledFilter(logging.Filter):
+    """Lets one warning or error of this package's threads pass each minute, and nothing below.
+
+    In an outage Kafka's clients write dozens of lines a second, for each connection of each client. All lines of a
+    DEBUG logger pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._throttle = Throttle()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if not str(record.threadName).startswith(_OURS) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+            return True
+        return record.levelno >= logging.WARNING and self._throttle.is_due()
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from tests.support.polling import wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import KafkaError
-from commitlake.kafka import held_back
+from commitlake.kafka import log_end_watcher
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import opened as tables_of
 from commitlake.tools import doctor
@@ -44,8 +44,8 @@ def test_a_deadline_waits_for_an_op_behind_a_transaction_that_is_open_and_that_i
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the last stable offset all would seem to have landed, and `t` be discarded though its COMMIT is there."""
-    monkeypatch.setattr(held_back, "_LOOK_S", 0.0)
-    monkeypatch.setattr(held_back, "_LONG_S", 1.0)
+    monkeypatch.setattr(log_end_watcher, "_LOOK_S", 0.0)
+    monkeypatch.setattr(log_end_watcher, "_LONG_S", 1.0)
     caplog.set_level(logging.WARNING, logger="commitlake")
     settings = lake.configured(transaction_timeout="1s", transaction_check_max=0)
     with lake.relay(LONG_MS) as relay, Coordinator(spark, settings).start():

@@ -153,7 +153,7 @@ def test_a_second_cut_is_accepted_anew_and_its_records_are_told_too(spark: Spark
     with pytest.raises(IdentityError, match="ends at offset 1, but 2 is the next to read"):
         lake.run(spark)
     begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
-    assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (1, 3)
+    assert (begun.offsets["half", 0], begun.position.next("half", 0)) == (1, 3)
     expected += use_again(lake, "z")
     lake.run(spark)
     assert told(lake) == expected

@@ -12,8 +12,7 @@ from tests.support.lake import Lake
 from tests.support.polling import WAIT_S, wait_for
 
 from commitlake import config
-from commitlake.coordinator.coordination.events import Events
-from commitlake.coordinator.coordination.timers import Timers
+from commitlake.coordinator.coordination.events import Events, Timers
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import WarehouseError
 from commitlake.tables import Warehouse

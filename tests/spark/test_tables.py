@@ -303,3 +303,15 @@ def test_a_table_says_what_it_is_and_a_table_without_comments_is_as_made_too(
 def _metadata(schema: str) -> SimpleNamespace:
     found = {"configuration": TOPIC.properties(), "partitionColumns": ["queue_id"], "schemaString": schema}
     return SimpleNamespace(json=lambda: json.dumps({"metaData": found}))
+
+
+def test_views_and_tables_of_other_formats_in_a_catalog_are_no_topics(spark: SparkSession) -> None:
+    spark.sql("CREATE DATABASE with_others")
+    try:
+        tables = Warehouse(spark, "schema:spark_catalog.with_others")
+        tables.ensure_topic("orders")
+        spark.sql("CREATE VIEW spark_catalog.with_others.topic_view AS SELECT 1 AS one")
+        spark.sql("CREATE TABLE spark_catalog.with_others.topic_parquet (one int) USING parquet")
+        assert tables.found_topics() == {"orders"}
+    finally:
+        spark.sql("DROP DATABASE with_others CASCADE")

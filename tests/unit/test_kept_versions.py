@@ -6,7 +6,7 @@ import json
 from typing import Any, cast
 
 from commitlake.spark.files import FileSystem
-from commitlake.tables import kept_versions
+from commitlake.tables import commits
 
 
 class Log:
@@ -22,4 +22,4 @@ class Log:
 def test_a_commit_is_cut_at_its_line_ends_alone() -> None:
     """Delta writes U+2028 as it is, for example in the statistics of a string; Python takes it for a line's end."""
     actions = [{"add": {"path": "a.parquet", "stats": "x\u2028y\x85z"}}, {"remove": {"path": "b.parquet"}}]
-    assert kept_versions._commit(cast("FileSystem", Log(*actions)), 7) == actions
+    assert commits.actions_of(cast("FileSystem", Log(*actions)), 7) == actions

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlake.spark.files import FileSystem
-from commitlake.tables.landed_after import landed_after
+from commitlake.tables.commits import landed_after
 
 
 class Log:

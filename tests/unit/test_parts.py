@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitlake.coordinator.landing.parts import MOST_BYTES, Sizes, cut
-from commitlake.coordinator.landing.positions import Offsets
+from commitlake.kafka.log_ends import Offsets
 
 MIB = 1 << 20
 LARGEST = 4 * MIB
@@ -67,13 +67,13 @@ COUNTS = st.lists(st.integers(0, 1_000), min_size=1, max_size=6)
 def test_a_part_takes_the_same_share_of_each_partition_and_the_last_one_ends_where_the_batch_does(
     begins: list[int], counts: list[int], most: int
 ) -> None:
-    begin: Offsets = {"half": dict(enumerate(begins))}
-    ends = {"half": {number: begin["half"].get(number, 0) + count for number, count in enumerate(counts)}}
+    begin: Offsets = {("half", number): low for number, low in enumerate(begins)}
+    ends = {("half", number): begin.get(("half", number), 0) + count for number, count in enumerate(counts)}
     total, at, parts = sum(counts), begin, 0
     while at != ends:
         until = cut(at, ends, most)
-        took = {number: end - at["half"].get(number, 0) for number, end in until["half"].items()}
-        assert all(end <= ends["half"][number] for number, end in until["half"].items())
+        took = {place: end - at.get(place, 0) for place, end in until.items()}
+        assert all(end <= ends[place] for place, end in until.items())
         assert min(took.values(), default=0) >= 0
         assert sum(took.values()) <= most + len(counts)
         at, parts = until, parts + 1
@@ -82,13 +82,13 @@ def test_a_part_takes_the_same_share_of_each_partition_and_the_last_one_ends_whe
 
 def test_what_an_administrator_forces_lands_in_the_last_parts() -> None:
     """With few records in the first part of a start, a ROLLBACK overtook the COMMIT that was acknowledged before it."""
-    begin: Offsets = {"op": {0: 100}, "admin": {0: 5}}
-    ends: Offsets = {"op": {0: 300, 1: 7}, "admin": {0: 8}}
+    begin: Offsets = {("op", 0): 100, ("admin", 0): 5}
+    ends: Offsets = {("op", 0): 300, ("op", 1): 7, ("admin", 0): 8}
     ways: list[tuple[int, int]] = []
     at = begin
     while at != ends:
         at = cut(at, ends, 64)
-        ways.append((at["op"][0], at["admin"][0]))
+        ways.append((at["op", 0], at["admin", 0]))
         assert len(ways) < 9
     assert [admin for op, admin in ways if op < 300] == [5] * (len(ways) - 1)
-    assert 5 < cut(begin, {"op": {0: 100}, "admin": {0: 200}}, 64)["admin"][0] < 100
+    assert 5 < cut(begin, {("op", 0): 100, ("admin", 0): 200}, 64)["admin", 0] < 100

@@ -9,19 +9,20 @@ from typing import Any, cast
 import pytest
 from tests.unit.test_config import load
 
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import KafkaError
-from commitlake.kafka.topics import latest_offsets
+from commitlake.kafka.log_ends import Offsets
+from commitlake.kafka.topics import log_ends
 
 
 def at(half: int, op: int) -> LandingPosition:
-    return LandingPosition(1, {"half": {0: half}, "op": {0: op}, "admin": {0: 3}})
+    return LandingPosition(1, {("half", 0): half, ("op", 0): op, ("admin", 0): 3})
 
 
-def held(half: int, op: int, admin: int = 3) -> dict[str, dict[int, int]]:
-    return {"half": {0: half}, "op": {0: op}, "admin": {0: admin}}
+def held(half: int, op: int, admin: int = 3) -> Offsets:
+    return {("half", 0): half, ("op", 0): op, ("admin", 0): admin}
 
 
 def test_it_is_unknown_until_all_has_landed_that_kafka_held_at_the_start() -> None:
@@ -53,7 +54,7 @@ def test_a_silent_partition_holds_it_back_only_until_it_has_landed() -> None:
     time = Watermark()
     time.ask(1_000, held(0, 0, admin=4))
     assert time.at(at(100, 100)) == -1
-    assert time.at(at(100, 100).advanced({"admin": {0: 4}})) == 1_000
+    assert time.at(at(100, 100).advanced({("admin", 0): 4})) == 1_000
 
 
 def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
@@ -128,4 +129,4 @@ def test_an_answer_without_a_topic_is_an_error_and_not_an_empty_topic() -> None:
             return {partition: SimpleNamespace(offset=10, leader_epoch=3) for partition in wanted}
 
     with pytest.raises(KafkaError, match=r"commitlake\.op"):
-        latest_offsets(cast(Any, Client()), load(), ("half", "op", "admin"))
+        log_ends(cast(Any, Client()), load())

@@ -1,10 +1,18 @@
-"""Markers: JSON of a coordinator in the `userMetadata` of its commits; other writers may put anything there."""
+"""The file of a commit in a table's log, and the marker in it: JSON of a coordinator in the commit's `userMetadata`.
+
+Other writers may put anything there.
+"""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
 from typing import Any
+
+
+def commit_file(version: int) -> str:
+    """Name of a commit's file in the table's log."""
+    return f"{version:020}.json"
 
 
 def marker_of(commit: str) -> dict[str, Any]:

@@ -255,13 +255,7 @@ def _of_checkpoints(place: str, version: str) -> dict[str, str]:
 
 
 def beside(spark: SparkSession, config: Config, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Return another session of the same application with the settings of CommitLake; `spark` stays as it is.
-
-    Args:
-        spark: any session of the application.
-        config: says where checkpoints are.
-        more: further settings, by name.
-    """
+    """Return another session of the same application with the settings of CommitLake; `spark` stays as it is."""
     own = spark.newSession()
     apply_settings(own, config, more)
     return own

@@ -5,8 +5,7 @@ Begin with `schemas.py`, then `warehouse.py`, through which all reads and append
 
 from __future__ import annotations
 
-from commitlake.tables.names import TableName, topic_table
-from commitlake.tables.schemas import OF_BATCHES, TABLES, TOPIC, TableLayout
+from commitlake.tables.schemas import OF_BATCHES, TABLES, TOPIC, TableLayout, TableName, topic_table
 from commitlake.tables.warehouse import Warehouse
 
 __all__ = ["OF_BATCHES", "TABLES", "TOPIC", "TableLayout", "TableName", "Warehouse", "topic_table"]

@@ -27,13 +27,7 @@ _FREE = ("delta.appendOnly", "delta.checkpointInterval", "delta.logRetentionDura
 
 
 def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
-    """Creates a table at a path, unless it is there.
-
-    Args:
-        spark: a session with the Delta extension.
-        path: a directory or URI.
-        table: columns, partitions and properties.
-    """
+    """Creates a table at a path, unless it is there."""
     builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema).comment(table.comment)
     if table.partition_by:
         builder = builder.partitionedBy(*table.partition_by)
@@ -69,14 +63,7 @@ def _clear_log(begun: FileSystem) -> None:
 
 
 def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> None:
-    """Creates a table with a quoted catalog name, unless it is there; by SQL, since Delta's builder takes no catalog.
-
-    Args:
-        spark: a session with the Delta extension.
-        name: the quoted name, with catalog and schema.
-        table: columns, partitions and properties.
-        more: further table properties.
-    """
+    """Creates a table by its quoted catalog name, unless it is there; in SQL, as Delta's builder takes no catalog."""
     fields = ", ".join(
         f"`{field.name}` {field.dataType.simpleString()} COMMENT {_text(field.metadata.get('comment', ''))}"
         for field in table.schema
@@ -97,12 +84,6 @@ def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: 
 
 def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: TableLayout) -> None:
     """Brings a table of an older version to the columns of this one.
-
-    Args:
-        spark: a session with the Delta extension.
-        sql_name: the table as SQL names it.
-        found: the columns that it has.
-        table: the columns that it should have.
 
     Raises:
         WarehouseError: its columns are not those of an older version.
@@ -135,10 +116,6 @@ def is_as_made(metadata: Any, table: TableLayout) -> bool:
 
     If not, the owner has added constraints, defaults, generated or mapped columns, other partitions, or a property that
     Delta's writer obeys, such as those for compaction or a change feed.
-
-    Args:
-        metadata: Delta's `Metadata` of the table.
-        table: the layout.
     """
     found = json.loads(metadata.json())["metaData"]
     return (

@@ -15,7 +15,7 @@ from commitlake.errors import WarehouseError
 from commitlake.reading.markers import marker_of
 from commitlake.spark.files import FileSystem
 from commitlake.tables import commits
-from commitlake.tables.names import TableName
+from commitlake.tables.schemas import TableName
 
 LAST = {"positions": "landing_id", "batches": "batch_id"}
 """The tables that are written last, each with the field of markers that numbers landings or batches."""
@@ -58,9 +58,6 @@ def markers(log: FileSystem | None) -> Iterator[tuple[int, Marker]]:
 
 def check(log_of: Callable[[str], FileSystem | None]) -> None:
     """Rejects tables of different moments.
-
-    Args:
-        log_of: returns the log of a table, None where it can't be read.
 
     Raises:
         WarehouseError: a table lacks what another one says is complete.

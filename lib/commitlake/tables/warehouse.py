@@ -7,11 +7,13 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -23,18 +25,17 @@ from commitlake.protocol import topic_names
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
-from commitlake.reading.markers import parsed
+from commitlake.reading.markers import commit_file, parsed
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.spark.session import is_classic
-from commitlake.tables import commits, direct_append, kept_versions, together, typed_topics
+from commitlake.tables import commits, direct_append, together, typed_topics
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, properties_of
 from commitlake.tables.direct_append import DirectAppend
-from commitlake.tables.names import TableName
-from commitlake.tables.schemas import TABLES, TableLayout
+from commitlake.tables.schemas import TABLES, TableLayout, TableName
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
 
@@ -199,7 +200,7 @@ class Warehouse:
         """Whether a stream can begin at a version; None for a catalog's table, which is not checked."""
         if self._in_catalog:
             return None
-        return kept_versions.are_kept(self.spark, self.locate(name), since, self.version(name))
+        return commits.are_kept(self.spark, self.locate(name), since, self.version(name))
 
     def append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None = None, *, few: bool = False) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
@@ -283,9 +284,9 @@ class Warehouse:
     def has_grown(self, name: str) -> bool:
         """Whether the table may have rows; it has none if its only commit created it."""
         log = self.log(name)
-        if log is None or log.exists(commits.file_name(1)) or log.exists("_last_checkpoint"):
+        if log is None or log.exists(commit_file(1)) or log.exists(commits.LAST_CHECKPOINT):
             return True
-        first = log.read(commits.file_name(0))
+        first = log.read(commit_file(0))
         return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
 
     def log(self, name: str) -> FileSystem | None:
@@ -346,11 +347,6 @@ class Warehouse:
 
     def set_property(self, name: str, key: str, value: str) -> None:
         """Sets a table property; the change is a commit of its own.
-
-        Args:
-            name: The table.
-            key: The property, for example `delta.appendOnly`.
-            value: Its value.
 
         Raises:
             NoTableError: The table is not there.
@@ -417,7 +413,7 @@ class Warehouse:
     def _catalog_topics(self) -> Iterable[str]:
         schema = self.root.removeprefix(_CATALOG)
         for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
-            found = DeltaTable.forName(self.spark, f"{schema}.`{row['tableName']}`")
-            yield properties_of(found).get(_TOPIC) or topic_names.from_path_name(
-                row["tableName"].removeprefix("topic_")
-            )
+            name = row["tableName"]
+            with suppress(AnalysisException):  # a view, or a table that is not one of Delta: not ours
+                properties = properties_of(DeltaTable.forName(self.spark, f"{schema}.`{name}`"))
+                yield properties.get(_TOPIC) or topic_names.from_path_name(name.removeprefix("topic_"))

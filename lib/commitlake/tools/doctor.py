@@ -20,11 +20,10 @@ from commitlake.config.terminal import counted, json_line, printable
 from commitlake.errors import CommitLakeError, NoTableError, WarehouseError, installed_by
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
-from commitlake.kafka.held_back import held_back
+from commitlake.kafka.log_end_watcher import held_back
 from commitlake.kafka.oldest import oldest_ms
 from commitlake.protocol.clock import BrokerClock, as_datetime, now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading import damage
 from commitlake.reading.questions import liveness, overview
@@ -254,9 +253,9 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
     tables.open("positions")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
     with connect(config) as client:
-        ends = topics.log_ends(client, config, LANDED)
+        ends = topics.log_ends(client, config)
         waiting = held_back(client, config, ends)
-    places = {(source, queue): end.offset for source, numbers in ends.items() for queue, end in numbers.items()}
+    places = {place: end.offset for place, end in ends.items()}
     next_ones = {place: landed.get(place, 0) for place, end in places.items() if end > landed.get(place, 0)}
     lag = sum(places[place] - offset for place, offset in next_ones.items())
     text = f"{config.kafka.bootstrap_servers}: {counted(lag, 'record') if lag else 'nothing'} still to land"

@@ -33,7 +33,7 @@ from commitlake.errors import CommitLakeError, root_reason
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.spark import session
 from commitlake.spark.frames import checkpoint_now
-from commitlake.tables import TABLES, TableName, Warehouse, log_cleanup, topic_table
+from commitlake.tables import TABLES, TableName, Warehouse, commits, topic_table
 from commitlake.tables.schemas import FILE_RETENTION, interval
 
 log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class Maintenance:
                 report.compacted[shown] = _compact(table)
         if now >= self._next_vacuum.get(name, now):  # it lists all files, so not more often than needed
             table.vacuum(keep_ms / _HOUR_MS)
-            log_cleanup.forget(table, keep_ms)
+            commits.forget(table, keep_ms)
             self._next_vacuum[name] = now + keep_ms / 1_000 * _VACUUM_EVERY
 
 

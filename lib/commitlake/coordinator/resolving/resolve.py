@@ -75,10 +75,6 @@ _STILL_RUNS = (
 class Resolver:
     """Answers the checks of the groups that have a rule.
 
-    Args:
-        config: of the coordinator; `checks` holds the rules.
-        clock: the clock by which ages and deadlines count.
-
     Raises:
         ConfigError: a rule can't be used, or the warehouse can't be read without Spark.
         ModuleNotFoundError: a rule needs a module that is an extra.

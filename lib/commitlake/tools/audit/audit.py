@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol.encoding import Position
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
-from commitlake.tables.columns import coordinate
+from commitlake.tables.columns import coordinate_sql
 from commitlake.tools.audit.audit_rows import SOURCES, rows, until
 from commitlake.tools.audit.audit_rules import COUNTS, RULES, Retained, judged, per_message
 
@@ -194,7 +194,7 @@ def _checks(tables: Warehouse, last: int) -> list[Finding]:
     """Checks are compared by themselves: a message has several, numbered in each round, and each may be repeated."""
     repeat = F.coalesce("repeat", F.lit(0)).alias("repeat")
     each = until(tables.read("checks"), last).groupBy(
-        coordinate("queue", "half_offset").alias("at"), "round", "check_no", repeat
+        F.expr(f"{coordinate_sql('queue', 'half_offset')} AS at"), "round", "check_no", repeat
     )
     twice = each.count().where("count > 1")
     return _finding("CHECKED_TWICE", twice, lambda row: f"half {_place(row['at'])}-{row['round']}-{row['check_no']}")

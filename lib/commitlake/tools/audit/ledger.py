@@ -10,9 +10,9 @@ from dataclasses import astuple, fields
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from commitlake.coordinator.coordination.unmatched.lookup import newest, reopened
 from commitlake.protocol import headers
 from commitlake.tables import Warehouse
-from commitlake.tables.reopened import newest, reopened
 from commitlake.tools.audit import audit
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.audit.audit_rows import until
