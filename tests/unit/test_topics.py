@@ -14,7 +14,7 @@ import pytest
 from commitlake.errors import RecordError
 from commitlake.protocol import topic_names
 from commitlake.tables import TABLES, TableName, topic_table
-from commitlake.tables.schemas import CHECKPOINT_INTERVALS
+from commitlake.tables.names import CHECKPOINT_INTERVALS
 
 
 @pytest.mark.parametrize("topic", ["a", "Order_1-x", "%RETRY%group", "x" * 127, "RMQ_SYS", "TBW102x"])

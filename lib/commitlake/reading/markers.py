@@ -17,7 +17,7 @@ def commit_file(version: int) -> str:
 
 def marker_of(commit: str) -> dict[str, Any]:
     """The marker in the text of a commit, empty where there is none."""
-    for line in commit.splitlines():
+    for line in commit.split("\n"):  # not `splitlines`: JSON has U+2028 as it is
         if line.startswith('{"commitInfo"'):
             with suppress(ValueError):
                 return parsed(json.loads(line)["commitInfo"].get("userMetadata"))

@@ -27,7 +27,8 @@ from commitlake.spark.files import FileSystem
 from commitlake.tables import small_files
 from commitlake.tables.commits import LAST_CHECKPOINT, checkpoint_version
 from commitlake.tables.creation import is_as_made
-from commitlake.tables.schemas import CHECKPOINT_INTERVALS, TableLayout
+from commitlake.tables.names import CHECKPOINT_INTERVALS
+from commitlake.tables.schemas import TableLayout
 
 log = logging.getLogger(__name__)
 

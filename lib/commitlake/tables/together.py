@@ -15,7 +15,7 @@ from commitlake.errors import WarehouseError
 from commitlake.reading.markers import marker_of
 from commitlake.spark.files import FileSystem
 from commitlake.tables import commits
-from commitlake.tables.schemas import TableName
+from commitlake.tables.names import TableName
 
 LAST = {"positions": "landing_id", "batches": "batch_id"}
 """The tables that are written last, each with the field of markers that numbers landings or batches."""

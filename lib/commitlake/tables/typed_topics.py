@@ -15,7 +15,8 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from commitlake.errors import ConfigError, root_reason
 from commitlake.spark.frames import to_arrow, typed
-from commitlake.tables.schemas import TOPIC, TableLayout, topic_table
+from commitlake.tables.names import topic_table
+from commitlake.tables.schemas import TOPIC, TableLayout
 
 if TYPE_CHECKING:
     from commitlake.config.values import TopicSchema
