@@ -12,9 +12,9 @@ from commitlake.protocol.version import __version__
 
 if TYPE_CHECKING:  # the names of `_HOMES`, for type checkers and editors
     from commitlake.clients.consumer.asynchronous import AsyncConsumer as AsyncConsumer
-    from commitlake.clients.consumer.batches import MessageBatch as MessageBatch
     from commitlake.clients.consumer.consume import Consumer as Consumer
     from commitlake.clients.consumer.consume import consume as consume
+    from commitlake.clients.consumer.message import MessageBatch as MessageBatch
     from commitlake.clients.consumer.message import ReceivedMessage as ReceivedMessage
     from commitlake.clients.consumer.spark import read_topic as read_topic
     from commitlake.clients.consumer.spark import receipts as receipts
@@ -61,37 +61,21 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, a spark-submit w
     raise errors.SetupError(_old)
 
 # Modules are loaded on first use: a producer needs no Spark, a Spark worker needs no Kafka client.
-_HOMES = {
-    "AsyncConsumer": "commitlake.clients.consumer.asynchronous",
-    "MessageBatch": "commitlake.clients.consumer.batches",
-    "Consumer": "commitlake.clients.consumer.consume",
-    "consume": "commitlake.clients.consumer.consume",
-    "ReceivedMessage": "commitlake.clients.consumer.message",
-    "read_topic": "commitlake.clients.consumer.spark",
-    "receipts": "commitlake.clients.consumer.spark",
-    "Coordinator": "commitlake.coordinator.coordinator",
-    "start": "commitlake.coordinator.coordinator",
-    "delayed": "commitlake.reading.questions.delayed",
-    "sink": "commitlake.clients.delta.sink",
-    "delta_transaction": "commitlake.clients.delta.delta_transaction",
-    "trace": "commitlake.clients.tracing",
-    **dict.fromkeys(
-        (
-            "AsyncTransactionMQProducer",
-            "DefaultMQProducer",
-            "LocalTransactionState",
-            "Message",
-            "MessageExt",
-            "SendResult",
-            "SendStatus",
-            "TransactionListener",
-            "TransactionMQProducer",
-            "TransactionSendResult",
-        ),
-        "commitlake.clients.producer",
-    ),
-    **dict.fromkeys(errors.__all__, "commitlake.errors"),
+_NAMES = {
+    "clients.consumer.asynchronous": "AsyncConsumer",
+    "clients.consumer.consume": "Consumer consume",
+    "clients.consumer.message": "MessageBatch ReceivedMessage",
+    "clients.consumer.spark": "read_topic receipts",
+    "clients.delta.delta_transaction": "delta_transaction",
+    "clients.delta.sink": "sink",
+    "clients.producer": "AsyncTransactionMQProducer DefaultMQProducer TransactionMQProducer TransactionListener "
+    "LocalTransactionState Message MessageExt SendResult SendStatus TransactionSendResult",
+    "clients.tracing": "trace",
+    "coordinator.coordinator": "Coordinator start",
+    "errors": " ".join(errors.__all__),
+    "reading.questions.delayed": "delayed",
 }
+_HOMES = {name: f"commitlake.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 # Extras that install the optional packages of a home; the first prefix that matches counts.
 _EXTRAS = {

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from weakref import WeakSet
 
+log = logging.getLogger(__name__)
+
 _EVERY_S = 60.0
+_LONGEST_REASON = 500
+_OURS = "commitlake"
+"""Prefix of the names of this package's threads. Only the thread shows to whom a line of kafka-python belongs."""
 
 
 class Throttle:
@@ -31,6 +36,24 @@ class Throttle:
         """Make the next `is_due` return True."""
         with self._lock:
             self._next = -float("inf")
+
+
+class ThrottledFilter(logging.Filter):
+    """Lets one warning or error of this package's threads pass each minute, and nothing below.
+
+    In an outage Kafka's clients write dozens of lines a second, for each connection of each client. All lines of a
+    DEBUG logger pass.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._throttle = Throttle()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if not str(record.threadName).startswith(_OURS) or logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+            return True
+        return record.levelno >= logging.WARNING and self._throttle.is_due()
 
 
 @dataclass(eq=False)
@@ -86,3 +109,22 @@ class ThrottledWarning:
                 self._told.throttle.reset()
         if is_last:
             self._log.warning("it works again, after %.0f s", time.monotonic() - since)
+
+
+class Ignored:
+    """Counts ignored records of a topic, and logs at most one a minute: nobody who writes to it can fill the log."""
+
+    def __init__(self, topic: str) -> None:
+        self.count = 0
+        self._topic = topic
+        self._lock, self._throttle = threading.Lock(), Throttle()
+
+    def add(self, record: str, reason: object) -> None:
+        """Count a record; `reason` names the problem."""
+        with self._lock:
+            self.count += 1
+        if self._throttle.is_due():
+            log.warning(
+                "ignored record %s of %s, and %d so far: %s; the next warning comes in a minute or later",
+                *(record, self._topic, self.count, f"{reason!s:.{_LONGEST_REASON}}"),
+            )

@@ -108,8 +108,8 @@ def fill_delayed(warehouse: Warehouse, count: int) -> int:
 
 def _land(warehouse: Warehouse, offsets: int) -> None:
     """The position of a landing that brought as many offsets of each queue."""
-    ends = dict.fromkeys(range(QUEUES), offsets)
-    positions.append(warehouse, LandingPosition(1, {"half": ends, "op": ends, "messages": ends}))
+    ends = {(source, queue): offsets for source in ("half", "op", "messages") for queue in range(QUEUES)}
+    positions.append(warehouse, LandingPosition(1, ends))
 
 
 def _places(warehouse: Warehouse, offsets: int) -> DataFrame:

@@ -21,7 +21,7 @@ from tests.support.topic_table import message as row
 from tests.support.topic_table import write
 
 from commitlake.clients.gateway import server
-from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import SEND_MS
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine

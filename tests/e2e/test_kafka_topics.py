@@ -19,7 +19,7 @@ from tests.support.polling import patience, wait_for
 from commitlake import config
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import KafkaError
-from commitlake.kafka import admin_client, held_back, topics
+from commitlake.kafka import admin_client, log_end_watcher, topics
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import kafka_topics
 from commitlake.protocol.clock import now_ms
@@ -206,8 +206,8 @@ def test_a_deadline_waits_for_an_op_behind_a_transaction_that_is_open_and_that_i
     spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the last stable offset all would seem to have landed, and `t` be discarded though its COMMIT is there."""
-    monkeypatch.setattr(held_back, "_LOOK_S", 0.0)
-    monkeypatch.setattr(held_back, "_LONG_S", 1.0)
+    monkeypatch.setattr(log_end_watcher, "_LOOK_S", 0.0)
+    monkeypatch.setattr(log_end_watcher, "_LONG_S", 1.0)
     caplog.set_level(logging.WARNING, logger="commitlake")
     settings = lake.configured(transaction_timeout="1s", transaction_check_max=0)
     with lake.relay(LONG_MS) as relay, Coordinator(spark, settings).start():

@@ -18,7 +18,6 @@ from commitlake.kafka.admin_client import connect
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.kafka.log_end_watcher import LogEndWatcher
 from commitlake.kafka.log_ends import LogEnd, LogEnds, cuts
-from commitlake.protocol.kafka_topics import LANDED
 
 NOW = LogEnd(9, 5)
 """Of a leader that this broker has never heard of: it has epoch 0 itself."""
@@ -48,15 +47,15 @@ def client(broker: EmbeddedBroker) -> Iterator[KafkaAdminClient]:
 
 
 def test_the_same_leader_has_lost_nothing(client: KafkaAdminClient, configured: Config) -> None:
-    ends = topics.log_ends(client, configured, LANDED)
+    ends = topics.log_ends(client, configured)
     assert cuts(client, configured, ends, ends) == {}
-    assert {end for numbers in ends.values() for end in numbers.values()} == {LogEnd(0, 0)}
+    assert {*ends.values()} == {LogEnd(0, 0)}
 
 
 def test_a_broker_that_leads_no_more_says_nothing_of_an_end(configured: Config) -> None:
     """Deadlines would pass: what a COMMIT is in would look as if it had landed."""
     told: list[LogEnds] = []
-    held = LogEndWatcher(configured, ["half"], {"half": {0: NOW}}, told.append)
+    held = LogEndWatcher(configured, {("half", 0): NOW}, told.append)
     with pytest.raises(KafkaError, match="half-0"):
         held.ends()
     assert told == []
@@ -66,17 +65,17 @@ def test_a_broker_with_earlier_epochs_is_named_and_says_nothing_of_a_cut(
     client: KafkaAdminClient, configured: Config
 ) -> None:
     """It was restored, or is a leader of before."""
-    now = topics.log_ends(client, configured, LANDED)
-    assert cuts(client, configured, {"half": {0: NOW}}, now) == {}
-    assert log_ends.deposed({"half": {0: NOW, 1: LogEnd(9, 0)}}, now) == [("half", 0)]
+    now = topics.log_ends(client, configured)
+    assert cuts(client, configured, {("half", 0): NOW}, now) == {}
+    assert log_ends.deposed({("half", 0): NOW, ("half", 1): LogEnd(9, 0)}, now) == [("half", 0)]
 
 
 def test_a_log_without_a_leader_counts_not_as_whole(client: KafkaAdminClient, configured: Config) -> None:
     with pytest.raises(kafka_errors.LeaderNotAvailableError, match="77"):
-        cuts(client, configured, {"half": {77: LogEnd(9, 0)}}, {"half": {77: NOW}})
+        cuts(client, configured, {("half", 77): LogEnd(9, 0)}, {("half", 77): NOW})
 
 
 def test_a_leader_of_before_may_not_answer_for_the_one_of_now(client: KafkaAdminClient, configured: Config) -> None:
     """Cut off from the others it has all that it had, and knows of no other leader."""
     with pytest.raises(kafka_errors.UnknownLeaderEpochError):
-        cuts(client, configured, {"half": {0: LogEnd(9, 0)}}, {"half": {0: NOW}})
+        cuts(client, configured, {("half", 0): LogEnd(9, 0)}, {("half", 0): NOW})

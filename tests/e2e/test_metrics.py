@@ -23,7 +23,6 @@ from tests.support.prometheus import Samples, get, promtool, samples
 
 import commitlake
 from commitlake.config import from_mapping
-from commitlake.coordinator import optional_services
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.landing import start as landing_start
@@ -32,8 +31,8 @@ from commitlake.coordinator.metrics import collect
 from commitlake.coordinator.metrics.server import serving
 from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import SetupError
+from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS
 from commitlake.protocol import headers
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tools import doctor
 
 
@@ -239,10 +238,11 @@ def test_without_kafka_the_other_metrics_are_there_before_prometheus_gives_up(tm
         if hangs:
             silent.bind(("127.0.0.1", int(config.kafka.bootstrap_servers.split(":")[1])))
             silent.listen()
-        ends = partial(landing_start.ends, config, LANDED, timeout_ms=optional_services._ASK_MS)
-        sources = collect.Sources(config, RoundLog(1_000), Counters(), lambda: LandingPosition(0, {}), ends, epoch=1)
+        ends = partial(landing_start.ends, config, QUICK_TIMEOUT_MS)
+        run = (RoundLog(1_000), Counters(), LandingPosition(0, {}))
+        metrics = collect.collect(config, *run, ends, epoch=1, failed={}, names=collect.MetricNames())
         begun = time.monotonic()
-        found = {sample.name: sample.value for metric in collect.collect(sources) for sample in metric.samples}
+        found = {sample.name: sample.value for metric in metrics for sample in metric.samples}
         assert time.monotonic() - begun < 8 * patience()
     assert found["commitlake_kafka_reachable"] == 0
     assert found["commitlake_epoch"] == 1

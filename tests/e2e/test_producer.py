@@ -24,8 +24,8 @@ from commitlake.clients.producer import (
     RefusedSend,
     UncertainSend,
 )
+from commitlake.clients.producer.connection import SettingsReader
 from commitlake.clients.producer.link import ENGINES, KafkaLink
-from commitlake.clients.producer.settings import SettingsReader
 from commitlake.errors import ConfigError
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire

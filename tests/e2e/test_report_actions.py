@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 
 from commitlake.config import from_mapping
-from commitlake.tools.cli.report import ReportHandler
-from commitlake.tools.cli.report_actions import Actions
+from commitlake.tools.cli.report import Actions, ReportHandler
 
 Answer = tuple[int, str]
 Ask = Callable[..., Answer]

@@ -27,7 +27,7 @@ from tests.support.polling import wait_for
 import commitlake
 from commitlake import Message, TransactionMQProducer
 from commitlake.clients.delta import marks
-from commitlake.clients.delta.properties import DEADLINE, TABLES
+from commitlake.clients.delta.allowed_places import DEADLINE, TABLES
 from commitlake.errors import ConfigError
 from commitlake.kafka.embedded import EmbeddedBroker
 

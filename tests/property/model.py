@@ -90,12 +90,12 @@ class Model:
 
     def decide(self, op: Op) -> Verdict:
         h = self.halves.get(op.listed[0])
-        if h and h.seen and not h.m.first and not h.was and op.after(h.resume):
+        if h and h.seen and not h.m.first and not h.was and is_after(op, h.resume):
             if reason := wrong(op, [h]):
                 return reason
             can_apply = op.decision == Kind.ROLLBACK or not self.is_spoiled(h)
             if not h.end and can_apply and {*op.listed} <= {m.m.at for m in self.whole(h) if not m.end}:
-                return self.end(self.whole(h), End(op.state, op.reason, op.key, h.checks, h.round, -1), op)
+                return self.end(self.whole(h), End(state_by(op), reason_of(op), op.key, h.checks, h.round, -1), op)
         return self.late(op, h) if self.over(op) else None
 
     def late(self, op: Op, first: Half | None) -> Verdict:
@@ -106,10 +106,10 @@ class Model:
             return reason
         if first and (first.m.first or any(h.m.first != first.m.at for h in known[1:])):
             return Refusal.BAD_FIRST_HALF
-        is_reopened = any(h is first and op.after(resume) for resume, h in self.resumed.items())
-        if first and first.was and first.was.state != op.state and not is_reopened:
+        is_reopened = any(h is first and is_after(op, resume) for resume, h in self.resumed.items())
+        if first and first.was and first.was.state != state_by(op) and not is_reopened:
             return Refusal[f"ALREADY_{first.was.state.name}"]
-        if first and (orphan or not (first.was or op.after(first.resume))):
+        if first and (orphan or not (first.was or is_after(op, first.resume))):
             return Refusal.ALREADY_DISCARDED
         if None in found:
             return Refusal.NO_HALF_MESSAGE
@@ -186,6 +186,19 @@ class Model:
             h.ends.append(h.end)
             self.timers |= {("half", h.m.at): due} if due >= 0 else {}
         return DONE
+
+
+def state_by(op: Op) -> State:
+    return State.COMMITTED if op.decision == Kind.COMMIT else State.ROLLED_BACK
+
+
+def reason_of(op: Op) -> Reason:
+    return Reason.ADMIN if op.admin else Reason.CHECK if op.from_check else Reason.DIRECT
+
+
+def is_after(op: Op, resume: Op | None) -> bool:
+    """In the same millisecond only an admin record can be after a RESUME."""
+    return resume is None or op.stored > resume.stored or (op.admin and op.at.offset > resume.at.offset)
 
 
 def wrong(op: Op, known: list[Half]) -> Refusal | None:

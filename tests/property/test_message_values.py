@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.support.message_values import PROPERTIES, SETTINGS, TYPED, VALUES, bare, is_typed, plain, refusal, sent
 
-from commitlake.clients.consumer.tags import tags_of
+from commitlake.clients.consumer.arguments import tags_of
 from commitlake.errors import ConsumerError, RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.clock import now_ms

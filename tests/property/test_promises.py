@@ -6,16 +6,18 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.property.rebuilding import crash
 
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.watermark import Watermark
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.statemachine.model import Rules
 from commitlake.protocol.states import Delivery, Kind, Refusal, State
+from commitlake.testing.coordination import Segments
 from commitlake.testing.records import LandedMessage as Message
 from commitlake.testing.records import LandedOp as Op
-from commitlake.testing.segments import Segments
 
 QUEUES = {"half": 2, "op": 2, "messages": 2, "admin": 1}
 TIMEOUT = 20
@@ -32,11 +34,11 @@ class Kafka:
         rules = {"timeout_ms": TIMEOUT, "check_interval_ms": 30, "check_repeat_ms": 300, "check_max": 2}
         park_ms = chosen.choice([1, 5, 40])
         self.product = Segments(Rules(**rules, retention_ms=5_000, op_park_ms=park_ms))
-        self.position = LandingPosition(1, {source: dict.fromkeys(range(QUEUES[source]), 0) for source in LANDED})
+        self.position = LandingPosition(1, dict.fromkeys(self.logs, 0))
         self.start()
 
     def held(self) -> Offsets:
-        return {source: {n: len(self.logs[source, n]) for n in range(QUEUES[source])} for source in LANDED}
+        return {place: len(log) for place, log in self.logs.items()}
 
     def start(self) -> None:
         self.watermark = Watermark()
@@ -82,12 +84,12 @@ class Kafka:
             self.append("op", queue, Op(at, self.now + self.chosen.choice([0, 5, 60]), Kind.RECALL, (message.at,)))
 
     def round(self, shares: tuple[float, ...]) -> None:
-        ends: dict[str, dict[int, int]] = {}
+        ends: dict[tuple[str, int], int] = {}
         read: list[Message | Op] = []
         for (source, queue), log in self.logs.items():
             here = self.position.next(source, queue)
             end = here + round((len(log) - here) * self.chosen.choice(shares))
-            ends.setdefault(source, {})[queue] = end
+            ends[source, queue] = end
             read += log[here:end]
         self.position = self.position.advanced(ends)
         messages = [record for record in read if isinstance(record, Message)]
@@ -99,7 +101,7 @@ class Kafka:
             self.watermark.ask(self.now, self.held())
 
     def crash(self) -> None:
-        self.product.crash()
+        crash(self.product)
         self.now += self.chosen.choice([0, 100])
         self.start()
 

@@ -9,16 +9,17 @@ import numpy as np
 from hypothesis import given, note
 from hypothesis import strategies as st
 from tests.property.model import Model
+from tests.property.rebuilding import crash
 
 from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.statemachine.advance import advance
 from commitlake.protocol.statemachine.model import Rules
 from commitlake.protocol.statemachine.rows import ROW, SEGMENT_SIZE, empty, make
 from commitlake.protocol.states import Delivery, Kind
+from commitlake.testing.coordination import Segments
 from commitlake.testing.records import Check, Delivered, half_row, op_rows
 from commitlake.testing.records import LandedMessage as Message
 from commitlake.testing.records import LandedOp as Op
-from commitlake.testing.segments import Segments
 
 FIRSTS = (Place(0, 0), Place(0, 1), Place(1, SEGMENT_SIZE))
 PARTS = (Place(0, 2), Place(1, 0), Place(1, 1))
@@ -111,7 +112,7 @@ def test_any_history_ends_as_the_model_does(data: st.DataObject) -> None:
                 answered = arrived[i].stored
         if data.draw(st.sampled_from([False, False, False, True]), "crash"):
             model.crash()
-            product.crash()
+            crash(product)
             model.batch(now, landed, reading + unread, arrived)
             product.batch(now, landed, [], arrived)
             unread = []

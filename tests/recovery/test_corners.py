@@ -17,10 +17,9 @@ from tests.support.polling import WAIT_S, patience, wait_for
 
 from commitlake import config
 from commitlake.coordinator.coordination import input_table
-from commitlake.coordinator.coordination.events import Events
+from commitlake.coordinator.coordination.events import Events, Timers
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
-from commitlake.coordinator.coordination.timers import Timers
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing import positions, query
 from commitlake.coordinator.landing.land import Landed

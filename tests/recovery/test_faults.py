@@ -33,7 +33,7 @@ from tests.support.traffic import HASTY, Traffic
 from commitlake import TransactionMQProducer
 from commitlake.config import disks
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.forwarding import patience as forwarding
+from commitlake.coordinator.forwarding import to_kafka
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
@@ -84,7 +84,7 @@ def test_messages_for_a_kafka_topic_outlast_an_outage(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(forwarding, "_FIRST_S", 1.0)
+    monkeypatch.setattr(to_kafka, "_OUTAGE_FIRST_S", 1.0)
     caplog.set_level(logging.WARNING, logger="commitlake.coordinator.forwarding")
     target = f"out-{prefix}delays"
     settings = lake.configured(topics_to_kafka={"delays": target})

@@ -21,13 +21,14 @@ from tests.support.landing import CUT_SHORT, begin, cut_at, land
 from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.landing import classify, kafka_identity, positions, start
+from commitlake.coordinator.landing import kafka_identity, positions, start
 from commitlake.errors import IdentityError
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
-from commitlake.kafka.log_ends import LogEnd, LogEnds
+from commitlake.kafka.log_ends import LogEnds
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables import Warehouse
 from commitlake.tools.audit.audit import audit
 
@@ -78,9 +79,8 @@ def test_another_cluster_stops_the_start_until_a_copy_is_accepted(
         accepted = begin(copy.configured(accept_other_cluster="true"), Warehouse(spark, copy.config.warehouse))
         kept = positions.newest(Warehouse(spark, copy.config.warehouse))
         assert kept == accepted.position
-        assert {at: end.offset for at, end in kept.held["half"].items()} == topics.end_offsets(copy.config, ["half"])[
-            half
-        ]
+        told = {number: end.offset for (source, number), end in kept.held.items() if source == "half"}
+        assert told == topics.end_offsets(copy.config, ["half"])[half]
         copy.run(spark)
         begin(copy.config, Warehouse(spark, copy.config.warehouse))  # it is remembered
         other.stop()  # the same address, but with no data it is another cluster
@@ -120,7 +120,7 @@ def test_a_topic_created_again_stops_the_start_until_accepted(
 
 def of_later_leaders(ends: LogEnds) -> LogEnds:
     """The same ends of `half`, as the next leaders would tell them."""
-    return {**ends, "half": {number: LogEnd(end.offset, end.epoch + 1) for number, end in ends["half"].items()}}
+    return {place: end._replace(epoch=end.epoch + (place[0] == "half")) for place, end in ends.items()}
 
 
 def known_from_a_later_leader(warehouse: Warehouse) -> None:
@@ -142,8 +142,9 @@ def test_a_start_waits_until_a_leader_of_before_knows_of_its_successor(
 
     def late(*given: Any) -> LogEnds:
         asked.append(topics.log_ends(*given))
-        one_less = {0: asked[0]["half"][0]._replace(offset=asked[0]["half"][0].offset - 1)}
-        return of_later_leaders(asked[-1]) if asked[2:] else {**asked[0], "half": {**asked[0]["half"], **one_less}}
+        first = asked[0]["half", 0]
+        one_less = {("half", 0): first._replace(offset=first.offset - 1)}
+        return of_later_leaders(asked[-1]) if asked[2:] else {**asked[0], **one_less}
 
     monkeypatch.setattr(start, "log_ends", late)
     found = begin(lake.config, Warehouse(spark, lake.config.warehouse))
@@ -188,7 +189,7 @@ def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_
     assert before
     found = positions.uncommitted(warehouse, before)
     assert found
-    assert found.ends == {"half": {2: 1}}
+    assert found.ends == {("half", 2): 1}
     with Lake(servers, f"{prefix}other.", lake.root) as other:
         other.commit("a")
         with pytest.raises(IdentityError, match=rf"{prefix}half, .*topic_prefix is '{prefix}other\.'; ") as caught:
@@ -205,7 +206,7 @@ def test_another_kafka_that_ends_below_what_a_cut_short_landing_wrote_stops_the_
         del known["topics"][f"{prefix}admin"]  # Kafka was late to tell of it
         warehouse.set_property("half", "commitlake.kafka", json.dumps(known))
         accepting = other.configured(accept_recreated_topic="true")
-        assert {*kafka_identity.check(warehouse, accepting, before)} == {*classify.SOURCES}, "each is of another prefix"
+        assert {*kafka_identity.check(warehouse, accepting, before)} == {*LANDED}, "each is of another prefix"
         other.run(spark, accept_recreated_topic="true")
     assert sorted(row["transaction_id"] for row in lake.rows("half") if row["queue"] == 2) == ["x", "z"]
     assert [row["reason"] for row in lake.rows("rejected")] == ["OFFSET_USED_BEFORE"]
@@ -273,7 +274,7 @@ def test_a_coordinator_without_traffic_ends_when_a_log_has_lost_its_end(
         assert scheduler is not None
         wait_for(lambda: scheduler.rounds.records >= 1, 60 * factor)
         with scheduler.between_rounds():  # a round asks at its end, too
-            monkeypatch.setattr("commitlake.kafka.log_end_watcher.cuts", lambda *_: {"half": {0: 0}})
+            monkeypatch.setattr("commitlake.kafka.log_end_watcher.cuts", lambda *_: {("half", 0): 0})
         rounds = scheduler.rounds.count
         with pytest.raises(IdentityError, match="half-0 from offset 0 on; start again"):  # asked when the check is due
             wait_for(lambda: running.await_termination(timeout=0.5), 120 * factor)
@@ -288,18 +289,18 @@ def test_a_log_that_ends_early_stops_the_start_until_accepted(
     lake.run(spark)
     ends = topics.log_ends
 
-    def restored(*given: Any) -> dict[str, dict[int, LogEnd]]:
+    def restored(*given: Any) -> LogEnds:
         """What a broker tells that was restored from before the last record of queue 0."""
         found = ends(*given)
-        return {**found, "half": {**found["half"], 0: found["half"][0]._replace(offset=2)}}
+        return {**found, ("half", 0): found["half", 0]._replace(offset=2)}
 
     with monkeypatch.context() as older:
         older.setattr("commitlake.coordinator.landing.start.log_ends", restored)
         error = refusal(spark, lake)
         assert f"{lake.config.kafka.topic('half')}, partition 0 ends at offset 2, but 3 is the next to land" in error
         begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
-    assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (2, 3)
-    assert begun.position.again == {"half": {0: 2}}, "offset 2 names a message that has landed"
+    assert (begun.offsets["half", 0], begun.position.next("half", 0)) == (2, 3)
+    assert begun.position.again == {("half", 0): 2}, "offset 2 names a message that has landed"
 
 
 def test_a_broker_that_was_restored_and_has_grown_again_stops_the_start_until_accepted(
@@ -311,9 +312,9 @@ def test_a_broker_that_was_restored_and_has_grown_again_stops_the_start_until_ac
     warehouse.create()
     ends = topics.log_ends
 
-    def later(*given: Any) -> dict[str, dict[int, LogEnd]]:
+    def later(*given: Any) -> LogEnds:
         found = ends(*given)
-        return {**found, "half": {**found["half"], 0: found["half"][0]._replace(epoch=3)}}
+        return {**found, ("half", 0): found["half", 0]._replace(epoch=3)}
 
     with monkeypatch.context() as before:
         before.setattr("commitlake.coordinator.landing.start.log_ends", later)
@@ -469,7 +470,7 @@ def test_a_second_cut_is_accepted_anew_and_its_records_are_told_too(spark: Spark
     with pytest.raises(IdentityError, match="ends at offset 1, but 2 is the next to read"):
         lake.run(spark)
     begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
-    assert (begun.offsets["half"][0], begun.position.next("half", 0)) == (1, 3)
+    assert (begun.offsets["half", 0], begun.position.next("half", 0)) == (1, 3)
     expected += use_again(lake, "z")
     lake.run(spark)
     assert told(lake) == expected

@@ -21,10 +21,11 @@ from tests.support.landing import CUT_SHORT, cut_at, land
 
 from commitlake import config
 from commitlake.config import Config
-from commitlake.coordinator.landing import classify, parts, positions, start
+from commitlake.coordinator.landing import parts, positions, start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables import Warehouse, topic_table
 
 TABLES = 6
@@ -123,7 +124,7 @@ def test_a_landing_goes_on_where_the_one_before_ended(landed: tuple[Config, Ware
     loaded, warehouse, landing = landed
     assert standing(warehouse) == expected(loaded)
     assert landing.position == positions.newest(warehouse)
-    assert start.ends(loaded, classify.SOURCES) == landing.position.offsets
+    assert start.ends(loaded) == landing.position.offsets
     reasons = {row["reason"] for row in warehouse.read("rejected").collect()}
     assert reasons == {"TOPIC_NOT_ALLOWED", "BAD_OP"}
 
@@ -232,15 +233,15 @@ def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSes
     with pytest.raises(CUT_SHORT):
         land(spark, loaded, cut_at(warehouse, TABLES))
     warehouse.table("positions").delete()
-    since = {loaded.kafka.topic(source): {"0": 0} for source in classify.SOURCES}
-    until = {loaded.kafka.topic(source): {"0": 5} for source in classify.SOURCES}
+    since = {loaded.kafka.topic(source): {"0": 0} for source in LANDED}
+    until = {loaded.kafka.topic(source): {"0": 5} for source in LANDED}
     marker = {"landing_id": 7, "from": since, "until": until, "tables": ["op", "half"], "earlier": []}
     spark.conf.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")  # as version 0.1 did
     empty = warehouse.read("op").limit(0).write.format("delta").mode("append")
     empty.option("userMetadata", json.dumps(marker)).save(warehouse.locate("op"))
     spark.conf.unset("spark.databricks.delta.skipRecordingEmptyCommits")
     renamed = replace(loaded, kafka=replace(loaded.kafka, topic_prefix="other."))
-    assert start.reached(warehouse, renamed).position.offsets == {source: {0: 0} for source in classify.SOURCES}
+    assert start.reached(warehouse, renamed).position.offsets == {(source, 0): 0 for source in LANDED}
     landing = land(spark, loaded, warehouse)
     assert landing.position.landing_id == 8
     assert standing(warehouse) == expected(loaded)

@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake, Record
 
 from commitlake import config
-from commitlake.coordinator.coordination import ledger_rows
+from commitlake.coordinator.coordination import batch_rows
 from commitlake.coordinator.coordination.check_requests import MOST_PROPERTIES
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.landing import classify, parts
+from commitlake.coordinator.landing import parts
 from commitlake.coordinator.landing.land import Landed, Landing
 from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.positions import LandingPosition
@@ -256,9 +256,9 @@ def landing(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> La
     spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
     warehouse, clock = Warehouse(spark, str(tmp_path_factory.mktemp("sizes"))), BrokerClock()
     warehouse.create()
-    rules = classify.LandingRules.of(config.from_mapping({}))
+    conf = config.from_mapping({})
     topics, dedup = Topics(warehouse, 9, lambda _: None), DedupIndex(warehouse, {}, clock)
-    return Landing(warehouse, rules, Classification.of(rules), topics, dedup, LandingPosition(0, {}), clock)
+    return Landing(warehouse, conf, Classification.of(conf), topics, dedup, LandingPosition(0, {}), clock)
 
 
 def landed(landing: Landing, spark: SparkSession, sent: Sequence[Sent]) -> Landed:
@@ -312,4 +312,4 @@ def test_what_ends_is_counted_with_all_that_a_producer_may_make_long(
     met = of_rows(spark, [half], TABLES["half"].schema).selectExpr(
         "*", kind, event, "CAST(NULL AS STRING) AS duplicate_of"
     )
-    assert [row["bytes"] for row in ledger_rows.transactions(met, 0).collect()] == [size]
+    assert [row["bytes"] for row in batch_rows.transactions(met, 0).collect()] == [size]

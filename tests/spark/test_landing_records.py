@@ -15,10 +15,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.support import message_values
 
 from commitlake import config
+from commitlake.config import Config
 from commitlake.coordinator.landing import classify, land, landed_rows
 from commitlake.errors import RecordError
 from commitlake.protocol import delay, wire
 from commitlake.protocol.encoding import MAX_OFFSET, born_ms
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables.columns import visible_at_sql
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits
@@ -411,14 +413,14 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def rules() -> classify.LandingRules:
-    return classify.LandingRules.of(config.from_mapping(CONFIG))
+def conf() -> Config:
+    return config.from_mapping(CONFIG)
 
 
-def judged(spark: SparkSession, rules: classify.LandingRules, records: Iterable[tuple[Any, ...]]) -> DataFrame:
+def judged(spark: SparkSession, conf: Config, records: Iterable[tuple[Any, ...]]) -> DataFrame:
     """What landing says of records, each with the columns of `RAW`."""
     raw = spark.createDataFrame(records, RAW)
-    return classify.classify(classify.normalise(raw, rules.prefix), classify.classification(rules))
+    return classify.classify(classify.normalise(raw, conf.kafka.topic_prefix), classify.classification(conf))
 
 
 def stored(records: Iterable[Sent]) -> list[tuple[Any, ...]]:
@@ -432,9 +434,9 @@ def reasons(frame: DataFrame) -> dict[int, str | None]:
 
 
 @pytest.fixture(scope="module")
-def classified(spark: SparkSession, rules: classify.LandingRules) -> Iterator[DataFrame]:
+def classified(spark: SparkSession, conf: Config) -> Iterator[DataFrame]:
     spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
-    frame = judged(spark, rules, stored(CASES.values())).persist()
+    frame = judged(spark, conf, stored(CASES.values())).persist()
     yield frame
     frame.unpersist()
 
@@ -482,11 +484,11 @@ def test_the_coordinator_in_memory_classifies_alike(name: str) -> None:
 
 @pytest.mark.parametrize("headers", _DELAYS, ids=str)
 def test_delays_are_read_as_by_the_rules_in_python(
-    headers: dict[str, Any], verdicts: dict[str, Row], rules: classify.LandingRules
+    headers: dict[str, Any], verdicts: dict[str, Row], conf: Config
 ) -> None:
     verdict = verdicts[f"delay {headers}"]
     try:
-        expected = delay.parse(headers, rules.levels_ms, rules.max_delay_ms, STORED_MS)
+        expected = delay.parse(headers, conf.delay.levels_ms, conf.delay.max_ms, STORED_MS)
     except RecordError as error:
         assert verdict["reason"] == error.reason
     else:
@@ -605,16 +607,14 @@ def test_rejected_rows_hold_the_original_bytes(classified: DataFrame) -> None:
 
 
 def test_rejected_transactions_are_the_last_reason_of_all(spark: SparkSession) -> None:
-    rules = classify.LandingRules.of(config.from_mapping({"transaction": {"reject": True}}))
+    conf = config.from_mapping({"transaction": {"reject": True}})
     records = [half(), half(REAL_QID=99), half(FIRST_HALF="x"), message()]
-    found = reasons(judged(spark, rules, stored(records)))
+    found = reasons(judged(spark, conf, stored(records)))
     assert found == {0: "TRANSACTIONS_REJECTED", 1: "BAD_QUEUE_ID", 2: "BAD_FIRST_HALF", 3: None}
 
 
-def test_a_half_message_that_names_itself_as_first_is_rejected(
-    spark: SparkSession, rules: classify.LandingRules
-) -> None:
-    found = reasons(judged(spark, rules, stored([half(FIRST_HALF="1-1")] * 2)))
+def test_a_half_message_that_names_itself_as_first_is_rejected(spark: SparkSession, conf: Config) -> None:
+    found = reasons(judged(spark, conf, stored([half(FIRST_HALF="1-1")] * 2)))
     assert found == {0: None, 1: "BAD_FIRST_HALF"}
 
 
@@ -632,7 +632,7 @@ VECTORS = sorted(Path(__file__).parents[1].glob("vectors/*.json"))
 
 
 def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
-    rules = classify.LandingRules.of(config.from_mapping({}))
+    conf = config.from_mapping({})
     vectors = [json.loads(path.read_text()) for path in VECTORS]
     raw = [
         (
@@ -640,9 +640,9 @@ def test_every_vector_that_lands_is_accepted(spark: SparkSession) -> None:
             [(name, text.encode()) for name, text in vector["headers"].items()],
         )
         for at, vector in enumerate(vectors)
-        if vector["topic"] in classify.SOURCES
+        if vector["topic"] in LANDED
     ]
-    found = reasons(judged(spark, rules, raw))
+    found = reasons(judged(spark, conf, raw))
     assert len(found) >= 10
     assert set(found.values()) == {None}
 
@@ -663,8 +663,8 @@ def test_spark_takes_and_refuses_the_values_of_messages_as_a_producer_does(spark
                     encoded = message_values.bare(name, value)
                 raw.append((f"commitlake.{source}", 1, len(raw), message_values.NOW, *encoded))
                 told.append((source, name, message_values.plain(value), reason))
-    rules = classify.LandingRules.of(config.from_mapping(message_values.CONFIG))
-    found = reasons(judged(spark, rules, raw))
+    conf = config.from_mapping(message_values.CONFIG)
+    found = reasons(judged(spark, conf, raw))
     differ = [(*what, found[offset]) for offset, what in enumerate(told) if what[3] != found[offset]]
     assert differ == []
     assert len({what[3] for what in told}) == 8  # the seven reasons that one value can have, and none

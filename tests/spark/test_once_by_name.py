@@ -12,8 +12,8 @@ from tests.support.lake import Lake, Record, newest
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
-from commitlake.reading.questions.history import history as transaction_history
 from commitlake.reading.questions.tables import opened
+from commitlake.reading.questions.transactions import history as transaction_history
 from commitlake.tools.audit.audit import audit
 
 pytestmark = pytest.mark.short

@@ -16,6 +16,7 @@ from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, SnapshotPosition
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import Kind
 from commitlake.reading.questions import transactions
@@ -101,7 +102,7 @@ def test_rows_saved_with_other_timings_are_not_used(story: Story, lake: Lake, wa
 
 
 def test_all_of_a_partition_that_came_later_has_landed_since_a_point(spark: SparkSession) -> None:
-    point = SnapshotPosition(1, {"half": {0: 5, 1: 7}}, 1)
+    point = SnapshotPosition(1, {("half", 0): 5, ("half", 1): 7}, 1)
     rows = [(queue, offset) for queue in range(3) for offset in range(9)]
     frame = spark.createDataFrame(rows, "queue INT, queue_offset BIGINT")
     later = [(queue, offset) for queue, offset in rows if offset >= {0: 5, 1: 7}.get(queue, 0)]
@@ -136,7 +137,7 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     warehouse.create()
     for low in (0, 100, 200):
         warehouse.append(ops(spark, low), "op")
-    since = SnapshotPosition(1, {"op": {0: 200, 1: 200}, "half": {0: 200, 1: 200}}, 1)
+    since = SnapshotPosition(1, {(source, queue): 200 for source in ("op", "half") for queue in (0, 1)}, 1)
     place = ("op", "queue", "op_offset")
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.count()) == (2, 100)
@@ -148,7 +149,7 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     assert (len(parts.inputFiles()), parts.count()) == (1, 5)
     left = {row["part_offset"] for row in rebuild._refused_parts(Between(warehouse, since, None)).collect()}
     assert left == {4, *range(200, 205)}, "and one that is later than its offset says"
-    complete = LandingPosition(1, {"op": {0: 300, 1: 300}, "admin": {0: 0}})
+    complete = LandingPosition(1, {("op", 0): 300, ("op", 1): 300, ("admin", 0): 0})
     assert positions.above(warehouse, "half", complete).inputFiles() == []
     files = positions.above(warehouse, "op", complete).inputFiles()
     assert [name for name in files if "queue=0" not in name] == [], "queue 0 for the admin ops, which are there, too"
@@ -156,8 +157,8 @@ def test_files_of_before_the_saved_rows_are_not_read(spark: SparkSession, tmp_pa
     found = since.landed_since(warehouse.read("op"), *place)
     assert (len(found.inputFiles()), found.where("queue = 2").count()) == (3, 33)
     assert positions.above(warehouse, "op", complete).count() == 33
-    starts: list[positions.Offsets] = [{}, {"admin": {}, "op": {}}, {"half": {0: 0}}]
-    assert [positions.above(warehouse, "op", LandingPosition(0, each)).count() for each in starts] == [333, 333, 333]
+    starts: list[Offsets] = [{}, {("half", 0): 0}]
+    assert [positions.above(warehouse, "op", LandingPosition(0, each)).count() for each in starts] == [333, 333]
 
 
 def test_without_saved_rows_a_start_looks_through_everything(lake: Lake, warehouse: Warehouse) -> None:

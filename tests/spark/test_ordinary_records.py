@@ -96,9 +96,9 @@ def both(spark: SparkSession, sent: Sequence[Sent], **changes: object) -> list[t
         (f"commitlake.{source}", 1, at, stored, b"key", value, headers and list(headers.items()))
         for at, (source, value, headers) in enumerate(sent)
     ]
-    rules = classify.LandingRules.of(config.from_mapping({**CONFIG, **changes}))
-    records = classify.normalise(spark.createDataFrame(rows, RAW), rules.prefix)
-    whole, short = (classify.classify(records, steps) for steps in Classification.of(rules))
+    conf = config.from_mapping({**CONFIG, **changes})
+    records = classify.normalise(spark.createDataFrame(rows, RAW), conf.kafka.topic_prefix)
+    whole, short = (classify.classify(records, steps) for steps in Classification.of(conf))
     columns = sorted(whole.columns)
     assert columns == sorted(short.columns)
     return list(zip(*(frame.select(columns).orderBy("offset").collect() for frame in (whole, short)), strict=True))

@@ -17,9 +17,8 @@ from tests.support.lake import ended
 from tests.support.story import Story
 from typer.testing import CliRunner
 
-from commitlake.reading.questions.history import history
 from commitlake.reading.questions.tables import opened
-from commitlake.reading.questions.transactions import Wanted
+from commitlake.reading.questions.transactions import Wanted, history
 from commitlake.spark import session
 from commitlake.tools.audit import ledger
 from commitlake.tools.cli import bulk

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import deltalake
 import pytest
@@ -21,7 +24,7 @@ from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.reading.table import location
 from commitlake.spark import cluster, session
 from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
-from commitlake.tables.creation import create_at_path
+from commitlake.tables.creation import create_at_path, is_as_made
 from commitlake.tables.schemas import TableLayout
 
 
@@ -331,3 +334,35 @@ def test_an_idle_coordinator_asks_an_object_store_for_rows_twice_a_second(
     monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", "--conf spark.sql.streaming.pollingDelay=2s")
     session.apply_settings(own, settings)
     assert own.conf.get("spark.sql.streaming.pollingDelay") == "2s", "the operator's value wins"
+
+
+def test_a_table_says_what_it_is_and_a_table_without_comments_is_as_made_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Warehouse(spark, str(tmp_path))
+    tables.create()
+    tables.ensure_topic("orders")
+    columns = spark.sql(f"DESCRIBE delta.`{tmp_path}/topics/orders`").collect()
+    described = {row["col_name"]: row["comment"] for row in columns}
+    assert described["stored_at"] == "when Kafka appended it; the message may be shown long after"
+    assert tables.table("half").detail().collect()[0]["description"] == "half messages, as they landed"
+    commented = TOPIC.schema.json()
+    assert is_as_made(_metadata(re.sub('"comment":"[^"]*"', "", commented)), TOPIC)
+    assert not is_as_made(_metadata(commented.replace('"comment"', '"note"')), TOPIC)
+
+
+def _metadata(schema: str) -> SimpleNamespace:
+    found = {"configuration": TOPIC.properties(), "partitionColumns": ["queue_id"], "schemaString": schema}
+    return SimpleNamespace(json=lambda: json.dumps({"metaData": found}))
+
+
+def test_views_and_tables_of_other_formats_in_a_catalog_are_no_topics(spark: SparkSession) -> None:
+    spark.sql("CREATE DATABASE with_others")
+    try:
+        tables = Warehouse(spark, "schema:spark_catalog.with_others")
+        tables.ensure_topic("orders")
+        spark.sql("CREATE VIEW spark_catalog.with_others.topic_view AS SELECT 1 AS one")
+        spark.sql("CREATE TABLE spark_catalog.with_others.topic_parquet (one int) USING parquet")
+        assert tables.found_topics() == {"orders"}
+    finally:
+        spark.sql("DROP DATABASE with_others CASCADE")

@@ -16,7 +16,7 @@ from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
 from commitlake.testing import InMemoryCoordinator
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 CLIENT = (("x-mq-client-id", "client-1"),)
 Work = Callable[[Any], Awaitable[Any]]

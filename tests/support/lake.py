@@ -127,7 +127,8 @@ class Lake:
             self.op("COMMIT", name, self.half(name))
 
     def message(self, msg_id: str, queue: int = 0, topic: str = "delays", **more: Any) -> Position:
-        record = wire.MessageRecord(topic=topic, msg_id=msg_id, body=msg_id.encode(), producer_group="g", **more)
+        fields = {"topic": topic, "msg_id": msg_id, "body": msg_id.encode(), "producer_group": "g"}
+        record = wire.MessageRecord(**{**fields, **more})
         return self.send("messages", wire.encode_message(record), queue).position
 
     def op(self, decision: str, tid: str, *listed: Position, group: str | None = "g", **more: Any) -> Record:

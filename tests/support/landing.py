@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config import Config
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.landing import classify, kafka_identity, positions, query, start
+from commitlake.coordinator.landing import kafka_identity, positions, query, start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.topic_admission import Topics
@@ -36,12 +36,11 @@ def begin(config: Config, warehouse: Warehouse) -> start.Begin:
 
 def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:
     """Lands what is there; one that does not look finds nothing left over by a landing that was cut short."""
-    begun, rules = begin(config, warehouse), classify.LandingRules.of(config)
-    clock = BrokerClock()
-    topics = Topics(warehouse, rules.topics_max, lambda _: None)
+    begun, clock = begin(config, warehouse), BrokerClock()
+    topics = Topics(warehouse, config.topics.max, lambda _: None)
     uncommitted = positions.uncommitted(warehouse, begun.position) if looks else None
-    once, classification = DedupIndex(warehouse, config.topics.dedup, clock), Classification.of(rules)
-    landing = Landing(warehouse, rules, classification, topics, once, begun.position, clock, uncommitted)
+    once, classification = DedupIndex(warehouse, config.topics.dedup, clock), Classification.of(config)
+    landing = Landing(warehouse, config, classification, topics, once, begun.position, clock, uncommitted)
 
     place = f"{config.scratch}/landing/{uuid.uuid4()}"
 

@@ -18,7 +18,7 @@ from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSend, MQClientException
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 COMMIT = LocalTransactionState.COMMIT_MESSAGE
 

@@ -21,7 +21,7 @@ from tests.support import postgres, table_features
 from tests.support.topic_table import half as row_of_half
 from tests.support.topic_table import written
 
-from commitlake.clients.delta.properties import DEADLINE, TABLES
+from commitlake.clients.delta.allowed_places import DEADLINE, TABLES
 from commitlake.config import from_mapping
 from commitlake.coordinator.resolving import database as database_rules
 from commitlake.coordinator.resolving.resolve import Resolver, by_database, decided
@@ -29,7 +29,7 @@ from commitlake.coordinator.resolving.rules import CheckRule, rule_of
 from commitlake.errors import CommitLakeError, ConfigError, KafkaError
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
-from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.tools import doctor
 
@@ -163,7 +163,7 @@ def decisions(warehouse: Path, given: dict[str, str]) -> dict[str, str]:
     """What the rule of the group g decides, by transaction."""
     (rule,) = resolver_of(warehouse, given).rules
     with opened(str(warehouse)) as tables:
-        open_transactions.make(tables)
+        views.make_pending(tables)
         return {row["transaction_id"]: row["decision"] for row in decided(tables, rule, CLOCK.now_ms())}
 
 
@@ -189,7 +189,7 @@ def test_a_rule_decides_what_its_table_knows_and_leaves_the_rest(warehouse: Path
     }
     (rule,) = resolver_of(warehouse, given).rules
     with opened(str(warehouse)) as tables:
-        open_transactions.make(tables)
+        views.make_pending(tables)
         found = {
             row["transaction_id"]: (row["decision"], row["checks"]) for row in decided(tables, rule, CLOCK.now_ms())
         }
@@ -328,7 +328,7 @@ def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
         resolver = resolver_of(warehouse, given)
         caplog.set_level(logging.WARNING, logger="commitlake")
         with opened(str(warehouse)) as tables:
-            open_transactions.make(tables)
+            views.make_pending(tables)
             found = by_database(tables, resolver.rules[0], CLOCK.now_ms())
     assert {row["transaction_id"]: row["decision"] for row in found} == {"paid": "COMMIT"}
     reasons = {
@@ -374,7 +374,7 @@ def test_rules_that_look_together_work_out_what_is_open_once(
     resolver = Resolver(from_mapping({"warehouse": str(warehouse), "checks": dict.fromkeys("gabc", given)}), CLOCK)
     stop, made, seen = threading.Event(), Counter[str](), dict[str, int]()
 
-    def make(tables: Tables, of: Callable[[Tables], None] = open_transactions.make) -> None:
+    def make(tables: Tables, of: Callable[[Tables], None] = views.make_pending) -> None:
         made["times"] += 1
         of(tables)
 
@@ -384,7 +384,7 @@ def test_rules_that_look_together_work_out_what_is_open_once(
             stop.set()
         return Counter()
 
-    monkeypatch.setattr(open_transactions, "make", make)
+    monkeypatch.setattr(views, "make_pending", make)
     monkeypatch.setattr(resolver, "_send", send)
     resolver.run(stop)
     assert made["times"] < len(resolver.rules), "a busy machine may take a second between two of them"

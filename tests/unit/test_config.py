@@ -18,8 +18,8 @@ from tests.support.message_values import Name, Number
 import commitlake
 from commitlake import config
 from commitlake.clients.consumer.arguments import seconds as consumer_seconds
-from commitlake.clients.delta.producing import deadline_ms
-from commitlake.clients.producer.timeouts import milliseconds
+from commitlake.clients.delta.delta_transaction import deadline_ms
+from commitlake.clients.producer.plain import milliseconds
 from commitlake.config import Config, from_mapping, of
 from commitlake.config.keys import KEYS
 from commitlake.coordinator.resolving.rules import rule_of
@@ -41,7 +41,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert (found.kafka.topic_prefix, found.kafka.queues, found.kafka.options) == ("commitlake.", 4, {})
     assert found.trigger_interval_ms == 1_000
     assert found.transaction == config.TransactionConfig(6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False)
-    assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {})
+    assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {}, {}, {})
     assert (found.delay.levels_ms[:4], found.delay.levels_ms[-1]) == ((1_000, 5_000, 10_000, 30_000), 7_200_000)
     assert len(found.delay.levels_ms) == 18
     assert found.delay.max_ms == 40 * 86_400_000
@@ -75,6 +75,31 @@ def test_a_topic_whose_name_yaml_takes_for_a_number_shows_a_name_once_too() -> N
 def test_what_names_are_and_how_long_they_are_held_must_be_told(given: object) -> None:
     with pytest.raises(ConfigError, match="by is keys or message_id, window 1s or more"):
         config.from_mapping({"topics.dedup": given})
+
+
+@pytest.mark.parametrize("given", ["{default: none, clicks: 30d}", {"default": None, "clicks": "30d"}])
+def test_rows_of_a_topic_may_go_by_age(given: object) -> None:
+    found = config.from_mapping({"topics.retention": given}).topics
+    assert (found.retention_of("clicks"), found.retention_of("orders")) == (30 * 86_400_000, 0)
+    assert str(found.retention) == "{'default': none, 'clicks': 30d}"
+    assert config.from_mapping({"topics.retention": str(found.retention)}).topics == found
+    assert config.from_mapping({"topics.retention": {"default": "7d"}}).topics.retention_of("orders") == 7 * 86_400_000
+
+
+@pytest.mark.parametrize("given", ["30d", {"clicks": "59m"}, {"clicks": 0}, {"a.b": "1d"}, {"clicks": {"age": "1d"}}])
+def test_the_age_of_rows_is_an_hour_or_more(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"ages from 1h up, such as \{default: none, clicks: 30d\}"):
+        config.from_mapping({"topics.retention": given})
+
+
+def test_rows_do_not_go_before_the_names_that_they_hold() -> None:
+    dedup = {"topics.dedup": {"orders": {"window": "30d"}}}
+    config.from_mapping({**dedup, "topics.retention": {"default": "30d", "clicks": "1d"}})
+    for ages in ({"default": "29d"}, {"orders": "29d", "default": "none"}):
+        with pytest.raises(
+            ConfigError, match=r"29d for orders is shorter than the window of topics.dedup, .*window: 30d"
+        ):
+            config.from_mapping({**dedup, "topics.retention": ages})
 
 
 def test_two_warehouses_may_share_a_directory_of_checkpoints() -> None:
@@ -449,3 +474,32 @@ def test_a_configuration_stays_as_it_is() -> None:
     conf = from_mapping({})
     assert isinstance(conf, Config)
     assert of(conf) is conf
+
+
+def test_a_topic_may_have_columns_for_its_bodies(tmp_path: Path) -> None:
+    file = tmp_path / "orders.sql"
+    file.write_text("id INT,\nname STRING\n")
+    given = {
+        "orders": {"format": "json", "schema": "id INT, in STRUCT<x: INT>"},
+        "b": {"format": "json", "schema": f"file:{file}"},
+    }
+    found = config.from_mapping({"topics.schemas": given}).topics
+    assert [each.schema for each in found.schemas.values()] == ["id INT, in STRUCT<x: INT>", "id INT,\nname STRING"]
+    assert config.from_mapping({"topics.schemas": str(found.schemas)}).topics == found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "orders",
+        {"orders": "id INT"},
+        {"orders": {"format": "avro", "schema": "id INT"}},
+        {"orders": {"schema": "id INT"}},
+        {"orders": {"format": "json", "schema": ""}},
+        {"orders": {"format": "json", "schema": "file:/not/there"}},
+        {"a.b": {"format": "json", "schema": "id INT"}},
+    ],
+)
+def test_a_schema_has_a_format_and_columns(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"maps such as .format: json, schema: "):
+        config.from_mapping({"topics.schemas": given})

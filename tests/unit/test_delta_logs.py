@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from commitlake.errors import WarehouseError
 from commitlake.spark.files import FileSystem
-from commitlake.tables import kept_versions, together
-from commitlake.tables.landed_after import landed_after
+from commitlake.tables import commits, together
+from commitlake.tables.commits import landed_after
 from commitlake.tables.spans import Span, joined
 from commitlake.tools import backup
 
@@ -120,7 +120,7 @@ def test_a_commit_is_cut_at_its_line_ends_alone() -> None:
     actions = [{"add": {"path": "a.parquet", "stats": "x\u2028y\x85z"}}, {"remove": {"path": "b.parquet"}}]
     log = Log()
     log.files[f"_delta_log/{7:020}.json"] = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in actions)
-    assert kept_versions._commit(cast("FileSystem", log), 7) == actions
+    assert commits.actions_of(cast("FileSystem", log), 7) == actions
 
 
 class Tables:

@@ -15,8 +15,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 import commitlake
 from commitlake import ConfigError, Message
 from commitlake.clients.delta import delta_transaction as module
-from commitlake.clients.delta.row_messages import message_of
-from commitlake.clients.delta.sink import sink
+from commitlake.clients.delta.sink import message_of, sink
 from commitlake.errors import RecordError, RefusedSend, WarehouseError
 from commitlake.testing import InMemoryCoordinator
 

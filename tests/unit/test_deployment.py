@@ -110,6 +110,27 @@ def test_the_parameters_of_a_job_of_the_bundle_are_those_of_the_command(name: st
     assert group.commands[command].make_context(command, list(arguments)).params["conf"] == "${var.conf}"
 
 
+@pytest.mark.parametrize("name", [name for name, job in JOBS.items() if "continuous" in job])
+def test_a_continuous_job_has_no_retry_policy_and_no_second_task(name: str) -> None:
+    (task,) = JOBS[name]["tasks"]
+    assert not {"max_retries", "retry_on_timeout", "min_retry_interval_millis"} & set(task)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_of_the_bundle_compiles_the_code_that_classifies_records(name: str) -> None:
+    from commitlake.spark.session import _JAVA_OPTIONS
+
+    (cluster,) = JOBS[name]["job_clusters"]
+    given = cluster["new_cluster"]["spark_conf"]["spark.driver.extraJavaOptions"].split()
+    assert {"-Xss8m", "-XX:-DontCompileHugeMethods"} == set(given) < set(_JAVA_OPTIONS.split())
+
+
+def test_the_configuration_for_databricks_has_its_secrets_in_a_scope() -> None:
+    text = (ROOT / "conf" / "databricks.yaml").read_text()
+    options = config.from_mapping(yaml.safe_load(text)).kafka.options
+    assert [value for value in options.values() if is_secret_reference(value)] == ["secret:commitlake/kafka-jaas"]
+
+
 def test_the_unit_of_systemd_is_one_and_starts_a_command(tmp_path: Path) -> None:
     from typer.main import get_command
 

@@ -32,7 +32,7 @@ from commitlake.reading.questions.transactions import Wanted
 from commitlake.reading.table import file_time_ms
 from commitlake.tables import TABLES
 from commitlake.tools import doctor
-from commitlake.tools.cli import bulk, health
+from commitlake.tools.cli import bulk
 from commitlake.tools.cli.app import app
 
 STARTED = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -118,7 +118,7 @@ def test_the_verdict_comes_first(warehouse: Path, capsys: pytest.CaptureFixture[
     well, wrong = doctor.Diagnosis("disk", True, ""), doctor.Diagnosis("kafka", False, "")
     assert doctor.verdict([well]) == doctor.Diagnosis("verdict", True, "all is well")
     assert doctor.verdict([well, wrong]).detail == "1 of 2 needs a look: kafka"
-    assert health.doctor(from_mapping({"warehouse": str(warehouse / "none")}), as_json=False) == 1
+    assert doctor.show(from_mapping({"warehouse": str(warehouse / "none")}), as_json=False) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first == "LOOK  verdict      1 of 1 needs a look: tables"
     assert second.startswith("LOOK  tables       warehouse: the directory ")

@@ -16,7 +16,7 @@ from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 from tests.support.polling import awaited
 
 from commitlake.clients.gateway.access import Caller
-from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import THREADS, Producers
 from commitlake.clients.gateway.sessions import MOST_TOPICS, MOST_UNSENT, MOST_UNSENT_BYTES, Session
 from commitlake.clients.gateway.stubs import definitions as d

@@ -16,15 +16,14 @@ from tests.support.polling import awaited
 from commitlake.clients.gateway import checks as module
 from commitlake.clients.gateway.access import Caller, parse_keys
 from commitlake.clients.gateway.checks import Checks
-from commitlake.clients.gateway.handles import TransactionHandle
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.server import Entrance, listening
 from commitlake.clients.gateway.sessions import Session
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
-from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.check_reader import CheckAnswerer
+from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.config import from_mapping
 from commitlake.errors import ConfigError, UncertainSend
 from commitlake.protocol.encoding import Position

@@ -14,7 +14,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
 from commitlake.protocol.states import Kind
 from commitlake.reading.questions import overview, transactions
-from commitlake.reading.questions.lateness import lateness
+from commitlake.reading.questions.overview import lateness
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.questions.transactions import Wanted
 from commitlake.tables import TABLES
@@ -99,7 +99,8 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
         assert doctor._late(tables, config) == doctor.Diagnosis("late", True, told)
         monkeypatch.setattr(doctor, "_MOST_LATE_S", 26)
         assert doctor._late(tables, config).detail == f"{told}; `commitlake stats --since 1h` tells all"
-    assert questions.stats(from_mapping({"warehouse": warehouse}), HOUR_MS, as_json=True) == questions.FOUND
+    asked = questions.ask(config, lambda tables: overview.stats(tables, now_ms() - HOUR_MS, now_ms()), 9, as_json=True)
+    assert asked == questions.FOUND
 
 
 def test_the_demo_tells_the_time_from_a_commit_until_its_row_could_be_read(warehouse: str) -> None:

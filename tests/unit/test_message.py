@@ -28,7 +28,7 @@ from commitlake.protocol import message_batch
 from commitlake.protocol.message_batch import Member
 from commitlake.protocol.wire import MessageRecord
 from commitlake.testing import InMemoryCoordinator, codecs
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 
 @pytest.fixture

@@ -13,62 +13,64 @@ from hypothesis import strategies as st
 from tests.unit.test_config import load
 
 from commitlake.coordinator.landing.parts import MOST_BYTES, Sizes, cut
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import KafkaError
-from commitlake.kafka.log_ends import LogEnd
-from commitlake.kafka.topics import latest_offsets
+from commitlake.kafka.log_ends import LogEnd, Offsets
+from commitlake.kafka.topics import log_ends
 
-SOME = LandingPosition(3, {"half": {0: 5, 1: 7}})
+SOME = LandingPosition(3, {("half", 0): 5, ("half", 1): 7})
 
 
 def test_a_landing_moves_the_partitions_that_it_read_and_no_others() -> None:
-    assert SOME.advanced({"half": {1: 9}, "op": {0: 2}}) == LandingPosition(4, {"half": {0: 5, 1: 9}, "op": {0: 2}})
+    assert SOME.advanced({("half", 1): 9, ("op", 0): 2}) == LandingPosition(
+        4, {("half", 0): 5, ("half", 1): 9, ("op", 0): 2}
+    )
 
 
 def test_it_never_goes_back_since_an_offset_names_one_message() -> None:
     """A log that is shorter than before: its offsets come a second time."""
-    assert SOME.advanced({"half": {0: 3, 1: 8}}).offsets == {"half": {0: 5, 1: 8}}
+    assert SOME.advanced({("half", 0): 3, ("half", 1): 8}).offsets == {("half", 0): 5, ("half", 1): 8}
 
 
 def test_a_partition_that_never_landed_anything_goes_on_at_its_begin() -> None:
-    known = SOME.with_partitions({"half": {0: 1, 2: 4}, "op": {0: 0}})
-    assert known.offsets == {"half": {0: 5, 1: 7, 2: 4}, "op": {0: 0}}
+    known = SOME.with_partitions({("half", 0): 1, ("half", 2): 4, ("op", 0): 0})
+    assert known.offsets == {("half", 0): 5, ("half", 1): 7, ("half", 2): 4, ("op", 0): 0}
 
 
 def test_a_position_is_past_what_lies_below_all_its_offsets() -> None:
-    assert SOME.is_past({"half": {0: 5, 1: 6}})
-    assert not SOME.is_past({"half": {0: 6}})
-    assert not SOME.is_past({"op": {0: 1}})
+    assert SOME.is_past({("half", 0): 5, ("half", 1): 6})
+    assert not SOME.is_past({("half", 0): 6})
+    assert not SOME.is_past({("op", 0): 1})
     assert SOME.records() == 12
 
 
 def test_a_log_that_lost_its_end_is_read_again_up_to_where_landing_goes_on() -> None:
     cut = SOME.cut("half", 0, 2)
     assert (cut.next("half", 0), cut.reads("half", 0), cut.reads("half", 1)) == (5, 2, 7)
-    further = cut.advanced({"half": {0: 4, 1: 9}, "op": {0: 1}})
-    assert further == LandingPosition(4, {"half": {0: 5, 1: 9}, "op": {0: 1}}, {"half": {0: 4}})
-    assert further.advanced({"op": {0: 2}}).again == {"half": {0: 4}}, "a landing that does not read it"
-    assert further.cut("half", 0, 0).again == {"half": {0: 0}}, "it lost its end once more"
-    assert further.advanced({"half": {0: 5}}).again == {}
+    further = cut.advanced({("half", 0): 4, ("half", 1): 9, ("op", 0): 1})
+    assert further == LandingPosition(4, {("half", 0): 5, ("half", 1): 9, ("op", 0): 1}, {("half", 0): 4})
+    assert further.advanced({("op", 0): 2}).again == {("half", 0): 4}, "a landing that does not read it"
+    assert further.cut("half", 0, 0).again == {("half", 0): 0}, "it lost its end once more"
+    assert further.advanced({("half", 0): 5}).again == {}
 
 
 def test_what_is_read_again_delays_no_deadline_since_it_changes_nothing() -> None:
-    assert SOME.cut("half", 0, 2).is_past({"half": {0: 3, 1: 7}})
+    assert SOME.cut("half", 0, 2).is_past({("half", 0): 3, ("half", 1): 7})
 
 
 def test_where_the_logs_ended_goes_from_landing_to_landing() -> None:
-    held = {"half": {0: LogEnd(9, 4)}}
-    assert replace(SOME, held=held).advanced({"half": {0: 8}}).held == held
+    held = {("half", 0): LogEnd(9, 4)}
+    assert replace(SOME, held=held).advanced({("half", 0): 8}).held == held
 
 
 def at(half: int, op: int) -> LandingPosition:
-    return LandingPosition(1, {"half": {0: half}, "op": {0: op}, "admin": {0: 3}})
+    return LandingPosition(1, {("half", 0): half, ("op", 0): op, ("admin", 0): 3})
 
 
-def held(half: int, op: int, admin: int = 3) -> dict[str, dict[int, int]]:
-    return {"half": {0: half}, "op": {0: op}, "admin": {0: admin}}
+def held(half: int, op: int, admin: int = 3) -> Offsets:
+    return {("half", 0): half, ("op", 0): op, ("admin", 0): admin}
 
 
 def test_it_is_unknown_until_all_has_landed_that_kafka_held_at_the_start() -> None:
@@ -100,7 +102,7 @@ def test_a_silent_partition_holds_it_back_only_until_it_has_landed() -> None:
     time = Watermark()
     time.ask(1_000, held(0, 0, admin=4))
     assert time.at(at(100, 100)) == -1
-    assert time.at(at(100, 100).advanced({"admin": {0: 4}})) == 1_000
+    assert time.at(at(100, 100).advanced({("admin", 0): 4})) == 1_000
 
 
 def test_of_a_long_backlog_it_goes_on_in_coarser_steps() -> None:
@@ -175,7 +177,7 @@ def test_an_answer_without_a_topic_is_an_error_and_not_an_empty_topic() -> None:
             return {partition: SimpleNamespace(offset=10, leader_epoch=3) for partition in wanted}
 
     with pytest.raises(KafkaError, match=r"commitlake\.op"):
-        latest_offsets(cast(Any, Client()), load(), ("half", "op", "admin"))
+        log_ends(cast(Any, Client()), load())
 
 
 MIB = 1 << 20
@@ -234,13 +236,13 @@ COUNTS = st.lists(st.integers(0, 1_000), min_size=1, max_size=6)
 def test_a_part_takes_the_same_share_of_each_partition_and_the_last_one_ends_where_the_batch_does(
     begins: list[int], counts: list[int], most: int
 ) -> None:
-    begin: Offsets = {"half": dict(enumerate(begins))}
-    ends = {"half": {number: begin["half"].get(number, 0) + count for number, count in enumerate(counts)}}
+    begin: Offsets = {("half", number): low for number, low in enumerate(begins)}
+    ends = {("half", number): begin.get(("half", number), 0) + count for number, count in enumerate(counts)}
     total, at, parts = sum(counts), begin, 0
     while at != ends:
         until = cut(at, ends, most)
-        took = {number: end - at["half"].get(number, 0) for number, end in until["half"].items()}
-        assert all(end <= ends["half"][number] for number, end in until["half"].items())
+        took = {place: end - at.get(place, 0) for place, end in until.items()}
+        assert all(end <= ends[place] for place, end in until.items())
         assert min(took.values(), default=0) >= 0
         assert sum(took.values()) <= most + len(counts)
         at, parts = until, parts + 1
@@ -249,13 +251,13 @@ def test_a_part_takes_the_same_share_of_each_partition_and_the_last_one_ends_whe
 
 def test_what_an_administrator_forces_lands_in_the_last_parts() -> None:
     """With few records in the first part of a start, a ROLLBACK overtook the COMMIT that was acknowledged before it."""
-    begin: Offsets = {"op": {0: 100}, "admin": {0: 5}}
-    ends: Offsets = {"op": {0: 300, 1: 7}, "admin": {0: 8}}
+    begin: Offsets = {("op", 0): 100, ("admin", 0): 5}
+    ends: Offsets = {("op", 0): 300, ("op", 1): 7, ("admin", 0): 8}
     ways: list[tuple[int, int]] = []
     at = begin
     while at != ends:
         at = cut(at, ends, 64)
-        ways.append((at["op"][0], at["admin"][0]))
+        ways.append((at["op", 0], at["admin", 0]))
         assert len(ways) < 9
     assert [admin for op, admin in ways if op < 300] == [5] * (len(ways) - 1)
-    assert 5 < cut(begin, {"op": {0: 100}, "admin": {0: 200}}, 64)["admin"][0] < 100
+    assert 5 < cut(begin, {("op", 0): 100, ("admin", 0): 200}, 64)["admin", 0] < 100

@@ -17,8 +17,9 @@ from tests.support.small_disk import SmallDisk
 
 from commitlake import config
 from commitlake.errors import SetupError
+from commitlake.reading.questions.tables import opened
 from commitlake.spark import preflight, submit
-from commitlake.tools import storage
+from commitlake.tools import doctor
 
 ROOT = Path(__file__).parents[2]
 WELL = {"spark.driver.memory": "2g"}
@@ -101,7 +102,8 @@ def test_a_file_system_that_tells_no_size_is_taken_for_one_with_room() -> None:
     """As some network file systems; of those here /proc is one."""
     given = config.from_mapping({"warehouse": "/proc/self/lake", "checkpoints": "/proc/self/checkpoints"})
     preflight.check_coordinator(given, is_shared=lambda: False)
-    assert storage.room(given)[0]
+    with opened(given.warehouse) as tables:
+        assert doctor._disk(tables, given).is_well
 
 
 def test_without_a_directory_for_temporary_files_nothing_starts(

@@ -31,14 +31,14 @@ from commitlake.clients.producer import (
     RefusedSend,
     TransactionMQProducer,
     confluent,
-    settings,
+    connection,
 )
-from commitlake.clients.producer.check_progress import CheckProgress
+from commitlake.clients.producer.check_reader import CheckProgress
 from commitlake.clients.producer.confluent import ConfluentEngine
+from commitlake.clients.producer.connection import SettingsReader
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.record_maker import RecordMaker
-from commitlake.clients.producer.settings import SettingsReader
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RecordError, SetupError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.encoding import Position
@@ -581,7 +581,7 @@ def test_the_settings_are_read_again_after_any_error_of_the_client(monkeypatch: 
         msg = "the loop has crashed"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(settings, "KafkaConsumer", crashed)
+    monkeypatch.setattr(connection, "KafkaConsumer", crashed)
     with pytest.raises(MQClientException, match="cannot read the Kafka topic settings: the loop has crashed"):
         SettingsReader({}, "settings", str, bool).start(1_500)
     assert len(tries) > 1

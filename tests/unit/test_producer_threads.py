@@ -26,7 +26,7 @@ from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 from commitlake.testing import InMemoryCoordinator
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 RECORD = Encoded(None, b"", [])
 AT = Position(0, 5)

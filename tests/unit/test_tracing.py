@@ -25,13 +25,14 @@ from tests.support.topic_table import write
 import commitlake
 from commitlake import LocalTransactionState, Message, MessageExt, RefusedSend, TransactionListener
 from commitlake.clients import tracing
+from commitlake.clients.consumer.runner import traced
 from commitlake.clients.producer import AsyncTransactionMQProducer
-from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.check_reader import Calls
 from commitlake.config import KafkaConfig
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import Fault, InMemoryCoordinator
-from commitlake.testing.link import MemoryEngine, MemoryLink
+from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 ROOT = Path(__file__).parents[2]
 COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW
@@ -395,7 +396,7 @@ def test_nothing_is_imported_or_added_before_it_is_asked_for_and_the_extra_that_
 
 def test_a_handler_is_called_itself_where_nobody_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing._SWITCH, "on", None)
-    assert tracing.handling(print, "points") is print
+    assert traced(print, "points") is print
 
 
 PAGE = (ROOT / "docs" / "how-to" / "trace.md").read_text()

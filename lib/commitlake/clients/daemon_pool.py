@@ -16,12 +16,7 @@ IDLE_S = 10.0
 
 
 class DaemonPool(Executor):
-    """A pool whose threads end with the process. At exit Python would wait for ThreadPoolExecutor's threads for ever.
-
-    Args:
-        threads: how many calls may run at a time.
-        name: prefix of the threads' names.
-    """
+    """A pool whose threads end with the process. At exit Python would wait for those of ThreadPoolExecutor for ever."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most, self._name = threads, name
@@ -61,10 +56,9 @@ class DaemonPool(Executor):
             thread.join(min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
 
     def refuse(self, error: Callable[[], Exception]) -> None:
-        """Take no more calls, and wait for none; calls that have not begun fail.
+        """Take no more calls, and wait for none; calls that have not begun fail with `error()`.
 
-        Args:
-            error: makes the error of each. A cancellation would look to the waiting task like its own.
+        A cancellation would look to the waiting task like its own.
         """
         for future in self._shut(takes_back=True):
             if future.set_running_or_notify_cancel():

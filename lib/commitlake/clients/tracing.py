@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import wraps
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from commitlake.errors import SetupError, installed_by
 from commitlake.protocol.version import __version__
@@ -22,33 +21,6 @@ TRACEPARENT = "traceparent"
 """The user property of W3C Trace Context; `tracestate` accompanies it."""
 _LONGEST = "0" * 55
 Attributes = Mapping[str, "str | int | None"]
-
-
-class Received(Protocol):
-    """A message as a consumer gets it."""
-
-    @property
-    def topic(self) -> str:
-        """The destination topic."""
-
-    @property
-    def message_id(self) -> str:
-        """`UNIQ_KEY` of the message."""
-
-    @property
-    def transaction_id(self) -> str | None:
-        """Id of the message's transaction; None without one."""
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """User properties."""
-
-    @property
-    def attempt(self) -> int:
-        """Number of this delivery to the group, counted from 1."""
-
-
-R = TypeVar("R", bound=Received)
 
 
 class Traced:
@@ -70,11 +42,7 @@ class Traced:
 
 
 class Tracing:
-    """Opens spans, and reads and writes the trace of a message. Needs OpenTelemetry.
-
-    Args:
-        provider: None for the global one.
-    """
+    """Opens spans, and reads and writes the trace of a message. Needs OpenTelemetry; None means its global provider."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         from opentelemetry import context, trace
@@ -187,12 +155,7 @@ def reserved() -> Mapping[str, str]:
 
 
 def sending(topic: str, batch: int | None = None) -> AbstractContextManager[Traced]:
-    """The span of a send, until Kafka has acknowledged it.
-
-    Args:
-        topic: the destination topic.
-        batch: number of messages in the batch; None for a single message.
-    """
+    """The span of a send, until Kafka has acknowledged it; `batch` is the number of messages in a batch."""
     if (on := _SWITCH.on) is None:
         return _NOTHING
     attributes = {"messaging.operation.type": "send", "messaging.batch.message_count": batch}
@@ -215,21 +178,20 @@ def checking(check: CheckRecord) -> AbstractContextManager[Traced]:
     return on.span("check", check.topic, on.kinds.INTERNAL, attributes, check.properties)
 
 
-def handling(handler: Callable[[R], object], group: str) -> Callable[[R], object]:
-    """A handler whose calls are spans, each in the trace of its message; the handler itself when tracing is off."""
-    on = _SWITCH.on
-    if on is None:
-        return handler
+def is_on() -> bool:
+    """Whether `trace` was called in this process."""
+    return _SWITCH.on is not None
+
+
+def processing(
+    group: str, topic: str, message_id: str, transaction_id: str | None, attempt: int, properties: Mapping[str, str]
+) -> AbstractContextManager[Traced]:
+    """The span of a handler's call, in the trace of its message."""
+    if (on := _SWITCH.on) is None:
+        return _NOTHING
     own = {"messaging.operation.type": "process", "messaging.consumer.group.name": group}
-
-    @wraps(handler)
-    def traced(message: R) -> object:
-        ids = _ids(message.message_id, message.transaction_id)
-        attributes = {**own, **ids, "commitlake.attempt": message.attempt}
-        with on.span("process", message.topic, on.kinds.CONSUMER, attributes, message.properties):
-            return handler(message)
-
-    return traced
+    attributes = {**own, **_ids(message_id, transaction_id), "commitlake.attempt": attempt}
+    return on.span("process", topic, on.kinds.CONSUMER, attributes, properties)
 
 
 def _ids(message_id: str, transaction_id: str | None) -> dict[str, str | None]:

@@ -15,6 +15,7 @@ from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import (
     EMBEDDED,
     LEVELS,
+    ages,
     dedups,
     directory,
     duration,
@@ -26,6 +27,7 @@ from commitlake.config.values import (
     options,
     prefix,
     rules,
+    schemas,
     servers,
     size,
     table_location,
@@ -40,8 +42,9 @@ from commitlake.protocol.durations import HOUR_MS
 OPTIONS_KEY = "kafka.options"
 TO_KAFKA = "topics.to_kafka"
 DEDUP = "topics.dedup"
+RETENTION, SCHEMAS = "topics.retention", "topics.schemas"
 CHECKS = "checks"
-MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, CHECKS})
+MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, RETENTION, SCHEMAS, CHECKS})
 """Keys whose value is a map."""
 
 _IN_ADDRESS = re.compile(
@@ -132,6 +135,10 @@ KEYS: tuple[Key, ...] = (
     _key("topics.max_queues", integer(1, 1 << 20), 64, "queues a destination topic may have"),
     _key(TO_KAFKA, targets, {}, "topics that go to Kafka topics as well, for example {orders: orders-committed}"),
     _key(DEDUP, dedups, {}, "topics that show a name once"),
+    _key(RETENTION, ages, {}, "by topic, or default: age at which rows of its table go, for example {clicks: 30d}"),
+    _key(
+        SCHEMAS, schemas, {}, "by topic: columns for its bodies, for example {orders: {format: json, schema: id INT}}"
+    ),
     _key("delay.levels", levels, LEVELS, "delays of the levels 1, 2, ..."),
     _time("delay.max", "40d", "the longest delay", 1),
     _key("max_message_size", size, "4MiB", "the largest value of a record"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from commitlake.config.keys import OPTIONS_KEY, masked
 from commitlake.config.secret_references import resolve
-from commitlake.config.values import EMBEDDED, Dedup
+from commitlake.config.values import EMBEDDED, Age, Dedup, TopicSchema
 from commitlake.errors import ConfigError
 from commitlake.protocol.kafka_topics import MOST_OF_A_NAME, check_topic
 
@@ -138,6 +138,8 @@ class TopicsConfig:
         max_queues: queues that each may have.
         to_kafka: those whose messages go to a Kafka topic as well, with its name.
         dedup: those that show a name once.
+        schemas: those whose tables have columns for the bodies.
+        retention: the age at which rows of their tables go, in ms, by topic; `default` for all others; 0: never.
     """
 
     allowed: tuple[str, ...]
@@ -145,6 +147,21 @@ class TopicsConfig:
     max_queues: int
     to_kafka: Mapping[str, str] = field(hash=False)
     dedup: Mapping[str, Dedup] = field(hash=False)
+    retention: Mapping[str, Age] = field(hash=False)
+    schemas: Mapping[str, TopicSchema] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        for topic, each in self.dedup.items():
+            if 0 < (age := self.retention_of(topic)) < each.window_ms:
+                msg = (
+                    f"topics.retention: {age!r} for {topic} is shorter than the window of topics.dedup, {each}, whose "
+                    "names would be forgotten; give an age that is at least as long, or none"
+                )
+                raise ConfigError(msg)
+
+    def retention_of(self, topic: str) -> Age:
+        """The age at which rows of a topic's table go; 0 for never."""
+        return self.retention.get(topic, self.retention.get("default", Age(0)))
 
 
 @dataclass(frozen=True)

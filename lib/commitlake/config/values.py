@@ -5,6 +5,7 @@ A parser raises ValueError, whose text says what is allowed.
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 import re
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from commitlake.config import yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
-from commitlake.protocol.durations import DAY_MS, duration_ms, duration_text
+from commitlake.protocol.durations import DAY_MS, HOUR_MS, duration_ms, duration_text
 from commitlake.protocol.encoding import plain_text
 from commitlake.protocol.topic_names import NAME
 
@@ -130,6 +131,9 @@ def duration(lowest_ms: int = 0) -> Callable[[object], int]:
     return parse
 
 
+_AGE = duration(HOUR_MS)
+
+
 def size(value: object) -> int:
     """Parse a size such as `4MiB` to bytes."""
     match = _SIZE.fullmatch(str(value).strip())
@@ -223,6 +227,7 @@ def targets(value: object) -> dict[str, str]:
 _BY = ("keys", "message_id")
 """Columns that may be the name of a message."""
 _DEDUP = ("by", "window")
+_FILE = "file:"
 
 
 class Dedup(NamedTuple):
@@ -255,6 +260,63 @@ def _dedup(topic: object, given: object) -> Dedup:
     if by not in _BY:
         raise ValueError
     return Dedup(by, duration(1_000)(given.get("window")))
+
+
+class TopicSchema(NamedTuple):
+    """How the bodies of a topic are parsed: their `format`, and the columns as SQL has them."""
+
+    format: str
+    schema: str
+
+    def __repr__(self) -> str:
+        """The text of a configuration."""
+        return f"{{format: {self.format}, schema: {json.dumps(self.schema)}}}"
+
+
+def schemas(value: object) -> dict[str, TopicSchema]:
+    """Parse a map of destination topics to the format of their bodies and its columns."""
+    value = _loaded(value)
+    try:
+        if not isinstance(value, dict) or not all(NAME.fullmatch(str(topic)) for topic in value):
+            raise ValueError
+        return {str(topic): _schema(given) for topic, given in value.items()}
+    except (ValueError, OSError) as error:
+        msg = (
+            "a map of topics to maps such as {format: json, schema: 'id BIGINT, amount DECIMAL(10, 2)'}; the schema "
+            "may stand in a file, file:/path"
+        )
+        raise ValueError(msg) from error
+
+
+def _schema(given: object) -> TopicSchema:
+    if not isinstance(given, dict) or set(given) != {"format", "schema"} or given["format"] != "json":
+        raise ValueError
+    schema = str(given["schema"]).strip()
+    if schema.startswith(_FILE):
+        schema = Path(schema.removeprefix(_FILE)).read_text(encoding="utf-8").strip()
+    if not schema:
+        raise ValueError
+    return TopicSchema(given["format"], schema)
+
+
+class Age(int):
+    """An age in ms, 0 for none; its text is that of a configuration."""
+
+    def __repr__(self) -> str:
+        """The text of a configuration."""
+        return duration_text(self) if self else "none"
+
+
+def ages(value: object) -> dict[str, Age]:
+    """Parse a map of destination topics, or `default`, to an age; `none` for no limit."""
+    value = _loaded(value)
+    try:
+        if not isinstance(value, dict) or not all(NAME.fullmatch(str(topic)) for topic in value):
+            raise ValueError
+        return {str(topic): Age(0 if given in (None, "none") else _AGE(given)) for topic, given in value.items()}
+    except ValueError as error:
+        msg = "a map of topics, or default, to ages from 1h up, such as {default: none, clicks: 30d}"
+        raise ValueError(msg) from error
 
 
 def options(value: object) -> dict[str, str]:

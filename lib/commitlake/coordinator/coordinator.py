@@ -25,12 +25,12 @@ from commitlake.coordinator.rehearsal import rehearsing
 from commitlake.coordinator.restarts import Restarts, is_outage
 from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError, KafkaError, SetupError, explained, root_reason
-from commitlake.kafka.admin_client import probe
+from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS, probe
 from commitlake.kafka.embedded import provide
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import Duration, seconds
 from commitlake.spark import cluster, session
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, typed_topics
 from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 _MOST_UNANSWERED = 50
 """So many failed calls in a row mean that the JVM is gone. On a busy machine a single call may fail."""
-_HEALTH_MS = 2_000
 _END_S = 10.0
 _NOBODY_WAITS_S = 3.0
 """So long after the last look of `await_termination` nobody waits there. A caller that waits gets the error raised, and
@@ -146,6 +145,7 @@ class Coordinator:
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
         fencing.fence_older(warehouse, self._owner)
+        warehouse.values = typed_topics.prepare(warehouse, self.config.topics.schemas)
         if is_first and self._lock is None:  # beats until the end, so no standby takes over between two runs
             beat = Heartbeat(self.spark, self.config, self.epoch)
             self._stack.enter_context(beat.beating(self._met_other.set))
@@ -170,7 +170,7 @@ class Coordinator:
         wrong = f"all queries begin again after {self._trouble}" if self._trouble else self._served.health()
         if wrong and not is_outage(self._trouble):
             with suppress(KafkaError):
-                probe(self.config, _HEALTH_MS)
+                probe(self.config, QUICK_TIMEOUT_MS)
                 return wrong
         return None
 

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import start as landing_start
-from commitlake.coordinator.landing.positions import Offsets
 from commitlake.coordinator.run import Run
 from commitlake.errors import KafkaError, SetupError, installed_by
+from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock
-from commitlake.protocol.kafka_topics import LANDED
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
-
-_ASK_MS = 2_000
-"""How long metrics wait for Kafka. Prometheus gives up the whole scrape after 10 s."""
 
 
 @contextmanager
@@ -55,15 +52,13 @@ def serve_metrics(
         if waits():
             msg = "all queries wait for it"
             raise KafkaError(msg)
-        return landing_start.ends(config, LANDED, timeout_ms=_ASK_MS)
+        return landing_start.ends(config, QUICK_TIMEOUT_MS)
 
     def figures() -> Iterable[Metric]:
         of = run()
         assert of.scheduler is not None  # the run has begun
-        rounds, counters, position = of.scheduler.rounds, of.scheduler.counters, lambda: of.scheduler.position
-        return collect.collect(
-            collect.Sources(config, rounds, counters, position, ends, of.epoch, of.forwarders.failed, names)
-        )
+        rounds, counters, position = of.scheduler.rounds, of.scheduler.counters, of.scheduler.position
+        return collect.collect(config, rounds, counters, position, ends, of.epoch, of.forwarders.failed(), names)
 
     with server.serving(config.metrics.host, config.metrics.port, figures, health):
         yield

@@ -19,12 +19,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.coordinator.coordination import query
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
-from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.landing import classify, positions
+from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.positions import LandingPosition
@@ -33,6 +31,7 @@ from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.recovery import recover
 from commitlake.coordinator.recovery.recover import Recovered
 from commitlake.coordinator.scheduler import Scheduler
+from commitlake.kafka.log_ends import Place
 from commitlake.protocol import headers, wire
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.encoding import Position
@@ -67,18 +66,13 @@ binaries  headers
 
 
 class Rehearsal:
-    """Starts and rounds on tables of its own.
-
-    Args:
-        spark: a session of its own, with the coordinator's settings.
-        config: the coordinator's.
-    """
+    """Starts and rounds on tables of its own."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._spark, self._place = spark, checkpoints.passing(config, "rehearsal")
         self._files = FileSystem(spark, self._place)
         self._real = config
-        free = replace(config.topics, allowed=(), dedup={})
+        free = replace(config.topics, allowed=(), dedup={}, schemas={})
         self._config = replace(
             config,
             warehouse=f"{self._place}/warehouse",
@@ -138,35 +132,37 @@ class Rehearsal:
         """Plays a start on an empty warehouse, then one that finds the rows of the first, with delayed messages."""
         tables = Warehouse(self._spark, self._config.warehouse)
         tables.create()
-        landed = self._played(tables, recover.of_new_warehouse(tables, self._inputs), LandingPosition(0, {}))
+        new = recover.of_new_warehouse(tables, self._inputs(), self._clock)
+        landed = self._played(tables, new, LandingPosition(0, {}))
         if not self._stopping.is_set():
-            found = recover.recover(tables, self._config, self._inputs, self._clock, landed, tables.topics())
+            found = recover.recover(tables, self._config, self._inputs(), self._clock, landed, tables.topics())
             self._played(tables, found, landed, **{headers.TIMER_DELAY_SEC: "1"})
 
-    def _inputs(self, opened: DataFrame) -> InputTable:
-        return InputTable(self._spark, f"{checkpoints.fresh(self._config, 'inputs', 0)}/table", self._clock, opened)
+    def _inputs(self) -> str:
+        return f"{checkpoints.fresh(self._config, 'inputs', 0)}/table"
 
     def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
         """Runs the rounds of one start; returns the position after them."""
-        rules, dedup = classify.LandingRules.of(self._config), DedupIndex(tables, {}, self._clock)
-        topics = Topics(tables, rules.topics_max, lambda _: None)
-        context = Context(self._config, tables, self._clock, HalfCache(tables), found.inputs, dedup)
-        landing = Landing(tables, rules, Classification.of(rules), topics, dedup, begun, self._clock, found.uncommitted)
+        config, dedup = self._config, DedupIndex(tables, {}, self._clock)
+        topics = Topics(tables, config.topics.max, lambda _: None)
+        context = Context(config, tables, self._clock, HalfCache(tables), found.inputs, dedup)
+        steps = Classification.of(config)
+        landing = Landing(tables, config, steps, topics, dedup, begun, self._clock, found.uncommitted)
         queries: list[StreamingQuery] = []
 
         def start(write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-            scratch = checkpoints.fresh(self._config, "coordination", 0)
-            queries.append(query.start(self._config, found.inputs, held_weakly(write), scratch))
+            scratch = checkpoints.fresh(config, "coordination", 0)
+            queries.append(found.inputs.coordinate(config.transaction, held_weakly(write), scratch))
             return queries[0]
 
-        ends: dict[str, dict[int, int]] = {}
+        ends: dict[Place, int] = {}
         scheduler = Scheduler(context, landing, Watermark(), lambda: ends, start, found.last_batch + 1)
         first = begun.next("half", 0)
         try:
             for at in range(first, first + _ROUNDS * _EACH, _EACH):
                 if self._stopping.is_set():
                     break
-                ends.update({source: {0: at + _EACH} for source in ("half", "op", "messages")})
+                ends.update({(source, 0): at + _EACH for source in ("half", "op", "messages")})
                 scheduler.round(self._raw(range(at, at + _EACH), delays), ends)
         finally:
             scheduler.stop(_END_S)

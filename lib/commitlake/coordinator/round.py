@@ -13,10 +13,8 @@ from pyspark.sql import DataFrame
 from commitlake.coordinator.coordination import input_rows
 from commitlake.coordinator.coordination.batch import Batch
 from commitlake.coordinator.coordination.context import Context
-from commitlake.coordinator.coordination.counted import count
-from commitlake.coordinator.coordination.events import Events
+from commitlake.coordinator.coordination.events import Events, Timers, count
 from commitlake.coordinator.coordination.input_table import SegmentKey
-from commitlake.coordinator.coordination.timers import Timers
 from commitlake.coordinator.coordination.unmatched.resolve import resolved
 from commitlake.coordinator.landing.land import Landed, Landing
 from commitlake.protocol.states import Event

@@ -42,11 +42,7 @@ class RoundTiming:
 
 
 class RoundLog:
-    """The rounds of this run. Safe to use in any thread.
-
-    Args:
-        interval_ms: `trigger_interval`.
-    """
+    """The rounds of this run. Safe to use in any thread."""
 
     def __init__(self, interval_ms: int) -> None:
         self._lock = threading.Lock()

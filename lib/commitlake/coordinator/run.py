@@ -15,19 +15,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config, disks
-from commitlake.coordinator.coordination import query
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
 from commitlake.coordinator.forwarding.forwarders import Forwarders
-from commitlake.coordinator.landing import classify, kafka_identity
+from commitlake.coordinator.landing import kafka_identity
 from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.landing.ordinary import Classification
 from commitlake.coordinator.landing.parts import Parts
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.maintenance.run import Maintenance, at_intervals
@@ -39,8 +38,8 @@ from commitlake.coordinator.settings_publisher import SettingsPublisher
 from commitlake.errors import CommitLakeError, IdentityError, StreamError, explained
 from commitlake.kafka import topics
 from commitlake.kafka.log_end_watcher import LogEndWatcher
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock, now_ms
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.spark import checkpoints
 from commitlake.spark.callbacks import held_weakly
 from commitlake.tables import Warehouse
@@ -55,15 +54,7 @@ _SET_BACK_S = 10.0
 
 
 class Run:
-    """One run of all queries.
-
-    Args:
-        spark: the coordinator's session.
-        config: the configuration.
-        warehouse: the tables, with the guard of this run's epoch.
-        owner: says whether the tables are this run's.
-        clock: Kafka's time.
-    """
+    """One run of all queries."""
 
     def __init__(
         self, spark: SparkSession, config: Config, warehouse: Warehouse, owner: Ownership, clock: BrokerClock
@@ -99,9 +90,8 @@ class Run:
         is_new = self._owner.is_new  # a new warehouse needs no reading, which saves 10 s of 25
         resume_point = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
         others = () if is_new else kafka_identity.check(self.warehouse, self.config, resume_point.position)
-        rules = classify.LandingRules.of(self.config)
         settings = SettingsPublisher(self.config, self._clock)
-        known = Topics(self.warehouse, rules.topics_max, settings.add)
+        known = Topics(self.warehouse, self.config.topics.max, settings.add)
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
         settings.publish(known.names)
@@ -111,15 +101,16 @@ class Run:
             watermark.ask(begin.stable_ms, begin.stable)
         watermark.ask(asked, begin.ends)
         with ThreadPoolExecutor(1) as pool:
-            classification = pool.submit(Classification.of, rules)
+            built = pool.submit(Classification.of, self.config)
             found = self._recovered(begin.position, known.names)  # step 3
         # After the batch that a kill cut short is complete.
         dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
+        steps = built.result()
         landing = Landing(
-            self.warehouse, rules, classification.result(), known, dedup, begin.position, self._clock, found.uncommitted
+            self.warehouse, self.config, steps, known, dedup, begin.position, self._clock, found.uncommitted
         )
         context = Context(self.config, self.warehouse, self._clock, HalfCache(self.warehouse), found.inputs, dedup)
-        held = LogEndWatcher(self.config, LANDED, begin.position.held, landing.remember)
+        held = LogEndWatcher(self.config, begin.position.held, landing.remember)
         self._stack.enter_context(suppress(Exception))  # without the JVM there is no memory to free
         self._stack.callback(context.half_cache.clear)
         self._stack.callback(held.close)
@@ -135,15 +126,13 @@ class Run:
             self._serve(scheduler, settings)  # step 5
 
     def _recovered(self, position: LandingPosition, known: Collection[str]) -> Recovered:
-        def made(opened: DataFrame) -> InputTable:
-            return InputTable(self.spark, f"{self._scratch('inputs')}/table", self._clock, opened)
-
+        place = f"{self._scratch('inputs')}/table"
         if self._owner.is_new:
-            return recover.of_new_warehouse(self.warehouse, made)
-        return recover.recover(self.warehouse, self.config, made, self._clock, position, known)
+            return recover.of_new_warehouse(self.warehouse, place, self._clock)
+        return recover.recover(self.warehouse, self.config, place, self._clock, position, known)
 
     def _coordinate(self, inputs: InputTable, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        return self._keep(query.start(self.config, inputs, held_weakly(write), self._scratch("coordination")))
+        return self._keep(inputs.coordinate(self.config.transaction, held_weakly(write), self._scratch("coordination")))
 
     def _land(self, scheduler: Scheduler, offsets: Offsets, *, available_now: bool) -> StreamingQuery:
         scratch = self._scratch("landing")

@@ -19,14 +19,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import disks
 from commitlake.coordinator.coordination.context import Context
-from commitlake.coordinator.coordination.timers import Timers
+from commitlake.coordinator.coordination.events import Timers
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.landing.land import Landed, Landing
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.watermark import Watermark
 from commitlake.coordinator.round import Round
 from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import IdentityError, KafkaError
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.parallel import run_all
 from commitlake.throttled import ThrottledWarning
@@ -90,10 +91,6 @@ class Scheduler:
         """Lands records of Kafka and coordinates them; returns when their decisions are visible.
 
         While the next records are classified, the rest of this round's coordination goes on.
-
-        Args:
-            raw: a batch of the Kafka source, or part of one.
-            ends: where the records end, the next offset of each partition.
 
         Returns:
             The number of records, and their bytes; None when no round begins any more.

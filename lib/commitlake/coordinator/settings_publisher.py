@@ -20,12 +20,7 @@ _OFTEN_S, _AGAIN_S = 600.0, 30.0
 
 
 class SettingsPublisher:
-    """Publishes the settings, and sets the clock by the append time of each record.
-
-    Args:
-        config: the configuration, with Kafka's address.
-        clock: the broker's, as far as it is known.
-    """
+    """Publishes the settings, and sets the clock by the append time of each record."""
 
     def __init__(self, config: Config, clock: BrokerClock) -> None:
         self._config, self._clock = config, clock

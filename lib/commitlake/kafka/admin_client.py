@@ -16,6 +16,8 @@ from commitlake.kafka.refusals import DENIED, LOGIN, TLS, is_refusal
 
 CONNECT_TIMEOUT_MS = 8_000
 """How long kafka-python retries a wrong address."""
+QUICK_TIMEOUT_MS = 2_000
+"""How long metrics and `/healthz` wait for Kafka. Prometheus gives up the whole scrape after 10 s."""
 
 
 @contextmanager
@@ -48,12 +50,7 @@ def connect(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> Iterator[Ka
 
 @contextmanager
 def single_records(kafka: KafkaConfig, **options: Any) -> Iterator[KafkaProducer]:
-    """Yield a producer for single records, which all in-sync replicas acknowledge.
-
-    Args:
-        kafka: where Kafka is.
-        options: more keyword arguments of `KafkaProducer`.
-    """
+    """Yield a producer for single records, which all in-sync replicas acknowledge."""
     producer = KafkaProducer(**python_options(kafka), bootstrap_timeout_ms=CONNECT_TIMEOUT_MS, acks="all", **options)
     try:
         yield producer

@@ -140,7 +140,7 @@ def python_options(kafka: KafkaConfig) -> dict[str, Any]:
         SetupError: this is `python -O`.
     """
     if sys.flags.optimize:
-        raise SetupError(str(preflight.OPTIMISED))
+        raise SetupError(preflight.OPTIMISED)
     check_option_names(kafka.options)
     options = kafka.resolved_options()
     translated: dict[str, Any] = {

@@ -25,32 +25,25 @@ class LogEnd(NamedTuple):
     epoch: int
 
 
-LogEnds = Mapping[str, Mapping[int, LogEnd]]
-"""By Kafka topic without prefix and number of the partition."""
 Place = tuple[str, int]
+"""A partition: its Kafka topic without prefix (`half`, ...), and its number."""
+Offsets = Mapping[Place, int]
+LogEnds = Mapping[Place, LogEnd]
 
 
-def cuts(client: KafkaAdminClient, config: Config, known: LogEnds, now: LogEnds) -> dict[str, dict[int, int]]:
-    """Where logs have lost records, by source and partition: the first offset that is gone or was used again.
+def cuts(client: KafkaAdminClient, config: Config, known: LogEnds, now: LogEnds) -> dict[Place, int]:
+    """Where logs have lost records: the first offset that is gone or was used again.
 
     A leader that was not in sync cuts the logs of the others to its own. Its log may grow past the old end in a moment,
     so the end alone does not show the loss.
-
-    Args:
-        client: a connection.
-        config: has the prefix of the topics.
-        known: the ends that were reported before.
-        now: the ends that were reported just now.
 
     Raises:
         kafka.errors.KafkaError: Kafka does not answer, or its leaders do not answer for themselves.
     """
     changed = {place: pair for place, pair in _pairs(known, now).items() if 0 <= pair[0].epoch < pair[1].epoch}
-    found: dict[str, dict[int, int]] = {}
-    for (source, number), kept in _kept(client, config, changed).items():
-        if 0 <= kept < changed[source, number][0].offset:  # -1: the epochs that Kafka remembers begin later
-            found.setdefault(source, {})[number] = kept
-    return found
+    kept = _kept(client, config, changed)
+    # -1: the epochs that Kafka remembers begin later.
+    return {place: low for place, low in kept.items() if 0 <= low < changed[place][0].offset}
 
 
 def deposed(known: LogEnds, now: LogEnds) -> list[Place]:
@@ -59,12 +52,7 @@ def deposed(known: LogEnds, now: LogEnds) -> list[Place]:
 
 
 def _pairs(known: LogEnds, now: LogEnds) -> dict[Place, tuple[LogEnd, LogEnd]]:
-    return {
-        (source, number): (end, now[source][number])
-        for source, ends in known.items()
-        for number, end in ends.items()
-        if number in now.get(source, {})
-    }
+    return {place: (end, now[place]) for place, end in known.items() if place in now}
 
 
 def _kept(client: KafkaAdminClient, config: Config, wanted: Mapping[Place, tuple[LogEnd, LogEnd]]) -> dict[Place, int]:

@@ -6,6 +6,7 @@ the timeout. With `Client` as its `kafka_client` it gives up after the first ref
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from commitlake.kafka.quiet import quieten_kafka_python
+from commitlake.throttled import ThrottledFilter
 
 LOGIN = (
     kafka_errors.SaslAuthenticationFailedError,
@@ -33,7 +34,15 @@ _HANG_UPS = 3
 """Kafka answers a refused login and closes the connection; kafka-python loses an answer that arrives with the close."""
 
 
-quieten_kafka_python()
+def _quieten_kafka_python() -> None:
+    """Adds the filter to kafka-python's loggers; lines of the application's own clients stay as they are."""
+    throttled = ThrottledFilter()
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("kafka."):
+            logging.getLogger(name).addFilter(throttled)
+
+
+_quieten_kafka_python()
 
 
 class Loop(NetworkSelector):  # type: ignore[misc]

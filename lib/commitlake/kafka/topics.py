@@ -19,7 +19,7 @@ from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect, explain, single_records
 from commitlake.kafka.clients import max_record_bytes, max_settings_bytes, record_bytes
-from commitlake.kafka.log_ends import LogEnd
+from commitlake.kafka.log_ends import LogEnd, Place
 from commitlake.protocol import wire
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import DAY_MS
@@ -105,14 +105,13 @@ def accepted(config: Config, topic: str) -> Accepted:
     """Return the limits of a topic; if this client may not ask, those of the topics that the coordinator creates."""
     try:
         with connect(config) as client:
-            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-            found = client.describe_configs([resource], config_filter="all")["topic"][topic]
+            found = _actual(client, [topic])[topic]
     except (KafkaError, KeyError) as error:
         log.warning("the settings of the Kafka topic %s can't be read: %s", topic, error)
         return Accepted(max_record_bytes(config), needs_key=False)
     # Kafka's client compares an upper bound of a record's size, which may be larger than the size.
-    most = min(int(found["max.message.bytes"]["value"]), record_bytes(LARGEST_MESSAGE) - _ROOM)
-    return Accepted(most, "compact" in found["cleanup.policy"]["value"])
+    most = min(int(found["max.message.bytes"]), record_bytes(LARGEST_MESSAGE) - _ROOM)
+    return Accepted(most, "compact" in found["cleanup.policy"])
 
 
 def is_there(config: Config, topic: str) -> bool:
@@ -135,8 +134,11 @@ def identity(config: Config) -> Identity:
 
 def end_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict[int, int]]:
     """Return the next offset of each partition, by full topic name; `names` are without the prefix."""
+    found: dict[str, dict[int, int]] = {}
     with connect(config) as client:
-        return _offsets(_ends(client, map(config.kafka.topic, names), OffsetSpec.LATEST))
+        for (topic, number), end in _ends(client, map(config.kafka.topic, names), OffsetSpec.LATEST).items():
+            found.setdefault(topic, {})[number] = end.offset
+    return found
 
 
 def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock | None = None) -> clock_skew.Skew:
@@ -345,55 +347,42 @@ def _fix(topic: str, settings: Mapping[str, str]) -> str:
     return f"run kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {added}"
 
 
-def latest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
-    """Return the next offset of each partition, by the names of topics without the prefix.
+def earliest_offsets(client: KafkaAdminClient, config: Config) -> dict[Place, int]:
+    """Return the first offset that each partition still holds, otherwise as `log_ends`."""
+    return {place: end.offset for place, end in _all_ends(client, config, OffsetSpec.EARLIEST).items()}
+
+
+def log_ends(client: KafkaAdminClient, config: Config, *, stable: bool = False) -> dict[Place, LogEnd]:
+    """Return the next offset of each partition of the topics that land, with the epoch of its leader.
+
+    With `stable` an end is at most the first offset of an open Kafka transaction.
 
     Raises:
         KafkaError: Kafka does not know a topic; a broker that has just started may say so for a moment.
     """
-    return _offsets(log_ends(client, config, sources))
+    return _all_ends(client, config, OffsetSpec.LATEST, stable)
 
 
-def earliest_offsets(client: KafkaAdminClient, config: Config, sources: Iterable[str]) -> dict[str, dict[int, int]]:
-    """Return the first offset that each partition still holds, otherwise as `latest_offsets`."""
-    return _offsets(_all_ends(client, config, sources, OffsetSpec.EARLIEST))
-
-
-def log_ends(
-    client: KafkaAdminClient, config: Config, sources: Iterable[str], *, stable: bool = False
-) -> dict[str, dict[int, LogEnd]]:
-    """Return the next offsets with the epochs of the leaders, otherwise as `latest_offsets`.
-
-    With `stable` an end is at most the first offset of an open Kafka transaction.
-    """
-    return _all_ends(client, config, sources, OffsetSpec.LATEST, stable)
-
-
-def _all_ends(
-    client: KafkaAdminClient, config: Config, sources: Iterable[str], spec: Any, stable: bool = False
-) -> dict[str, dict[int, LogEnd]]:
-    topics = [config.kafka.topic(source) for source in sources]
+def _all_ends(client: KafkaAdminClient, config: Config, spec: Any, stable: bool = False) -> dict[Place, LogEnd]:
+    topics = [config.kafka.topic(source) for source in LANDED]
     found = _ends(client, topics, spec, stable)
-    missing = sorted(set(topics) - set(found))
+    missing = sorted(set(topics) - {topic for topic, _ in found})
     if missing:
         msg = f"Kafka at {config.kafka.bootstrap_servers} does not know the topics {missing}; check the broker's state"
         raise KafkaError(msg)
-    return {config.kafka.source(topic): ends for topic, ends in found.items()}
-
-
-def _offsets(ends: Mapping[str, Mapping[int, LogEnd]]) -> dict[str, dict[int, int]]:
-    return {topic: {number: end.offset for number, end in numbers.items()} for topic, numbers in ends.items()}
+    return {(config.kafka.source(topic), number): end for (topic, number), end in found.items()}
 
 
 def _ends(
     client: KafkaAdminClient, topics: Iterable[str], spec: Any, stable: bool = False
-) -> dict[str, dict[int, LogEnd]]:
+) -> dict[tuple[str, int], LogEnd]:
+    """The ends by full topic name and partition; none of a topic that Kafka does not know."""
     partitions = _partitions(client, topics, _LATE_S)
     wanted = {TopicPartition(topic, number): spec for topic, count in partitions.items() for number in range(count)}
     level = {"isolation_level": IsolationLevel.READ_COMMITTED} if stable else {}
     found = client.list_partition_offsets(wanted, **level) if wanted else {}
-    ends: dict[str, dict[int, LogEnd]] = {topic: {} for topic in partitions}
+    ends: dict[tuple[str, int], LogEnd] = {}
     for partition in sorted(found):
         epoch = found[partition].leader_epoch
-        ends[partition.topic][partition.partition] = LogEnd(found[partition].offset, -1 if epoch is None else epoch)
+        ends[partition.topic, partition.partition] = LogEnd(found[partition].offset, -1 if epoch is None else epoch)
     return ends

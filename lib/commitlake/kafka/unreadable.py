@@ -17,11 +17,6 @@ def poll(consumer: KafkaConsumer, passed: Passed, **options: Any) -> Records:
     """Return the next records; none when the next record can't be read, which is then skipped.
 
     The client reads a batch from its begin, so all later records of the batch are skipped, too.
-
-    Args:
-        consumer: a consumer with its partitions assigned.
-        passed: called with each skipped record.
-        options: of `KafkaConsumer.poll`.
     """
     try:
         found: Records = consumer.poll(**options)

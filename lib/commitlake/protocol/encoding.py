@@ -142,3 +142,16 @@ def born_ms(text: str | None) -> int | None:
 def positions(listed: Iterable[Position]) -> list[dict[str, int]]:
     """Positions as JSON objects."""
     return [position._asdict() for position in listed]
+
+
+def read_positions(listed: object, most: int, reason: str | None) -> tuple[Position, ...]:
+    """Positions from JSON, or raise `RecordError` with `reason` unless it lists 1 to `most` of them."""
+    try:
+        if isinstance(listed, list) and 1 <= len(listed) <= most:
+            return tuple(Position.checked(entry["queue"], entry["offset"]) for entry in listed)
+    except (KeyError, TypeError, RecordError):
+        pass
+    msg = (
+        f"{listed!s:.200} is no list of 1 to {most} objects with queue, 0 to {MAX_QUEUE}, and offset, 0 to {MAX_OFFSET}"
+    )
+    raise RecordError(msg, reason)

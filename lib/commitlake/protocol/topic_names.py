@@ -44,12 +44,6 @@ def check_name(topic: str) -> None:
 def check_admitted(topic: str, allowed: Sequence[str], known: Collection[str], most: int) -> None:
     """Check that messages may be sent to `topic` under a configuration.
 
-    Args:
-        topic: a legal name.
-        allowed: `topics.allowed`, shell patterns.
-        known: the topics that exist.
-        most: `topics.max`.
-
     Raises:
         RecordError: `TOPIC_NOT_ALLOWED` when no pattern matches, or when it would be one more than `topics.max`.
     """

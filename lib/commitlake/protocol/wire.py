@@ -20,6 +20,7 @@ from commitlake.protocol.encoding import (
     from_json,
     natural,
     positions,
+    read_positions,
     texts,
     to_headers,
     to_json,
@@ -260,7 +261,10 @@ def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
             topic=_short(found[headers.REAL_TOPIC]),
             body=value or b"",
             half=Position.parse(f"{found[headers.HALF_QUEUE]}-{found[headers.HALF_OFFSET]}"),
-            half_messages=_positions(found[headers.HALF_MESSAGES]),
+            # As landing checks those of an op: a foreign record in `check` must not break an answer.
+            half_messages=read_positions(
+                from_json(found[headers.HALF_MESSAGES].encode(), None), MAX_HALF_MESSAGES, None
+            ),
             check_times=int(_short(found[headers.CHECK_TIMES])),
             check_id=_short(found[headers.CHECK_ID]),
             queue_id=natural(found.get(headers.REAL_QID)),
@@ -318,15 +322,6 @@ def _message_headers(record: MessageRecord) -> dict[str, object]:
         headers.BATCH: record.batch,
         headers.BATCH_HEAD: record.batch_head,
     }
-
-
-def _positions(listed: str) -> tuple[Position, ...]:
-    """Positions, checked as landing checks those of an op: a foreign record in `check` must not break an answer."""
-    found = from_json(listed.encode(), None)
-    if not isinstance(found, list) or not 1 <= len(found) <= MAX_HALF_MESSAGES:
-        msg = f"HALF_MESSAGES lists no 1 to {MAX_HALF_MESSAGES} positions"
-        raise RecordError(msg)
-    return tuple(Position.checked(entry["queue"], entry["offset"]) for entry in found)
 
 
 def _short(text: str) -> str:

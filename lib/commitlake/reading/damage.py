@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from commitlake.errors import WarehouseError
+from commitlake.reading.markers import commit_file
 
 REMEDY = "bring it back from a copy: docs/runbook.md#damaged-tables"
 _UNDAMAGED = {
@@ -116,7 +117,7 @@ def _version(name: str) -> int:
 
 
 def _file(log: Path, version: int) -> Path:
-    return log / f"{version:020}.json"
+    return log / commit_file(version)
 
 
 def _is_commit(file: Path, is_read: bool) -> bool:

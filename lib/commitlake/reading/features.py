@@ -100,12 +100,7 @@ def by_logical_names(files: pa.Table, physical: Mapping[str, str]) -> pa.Table:
 
 
 def deleted(table: DeltaTable, paths: Callable[[], Sequence[str]]) -> dict[str, Numbers]:
-    """Numbers of the rows that deletion vectors take out of files, by file.
-
-    Args:
-        table: the table, at its version.
-        paths: returns the paths of its files, as its log names them.
-    """
+    """Numbers of the rows that deletion vectors take out of files, by file; `paths` names these as the log does."""
     if _VECTORS not in _named(table):
         return {}
     vectors = pa.RecordBatchReader.from_stream(table.deletion_vectors()).read_all()

@@ -1,4 +1,7 @@
-"""Markers: JSON of a coordinator in the `userMetadata` of its commits; other writers may put anything there."""
+"""The file of a commit in a table's log, and the marker in it: JSON of a coordinator in the commit's `userMetadata`.
+
+Other writers may put anything there.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 
+def commit_file(version: int) -> str:
+    """Name of a commit's file in the table's log."""
+    return f"{version:020}.json"
+
+
 def marker_of(commit: str) -> dict[str, Any]:
     """The marker in the text of a commit, empty where there is none."""
-    for line in commit.splitlines():
+    for line in commit.split("\n"):  # not `splitlines`: JSON has U+2028 as it is
         if line.startswith('{"commitInfo"'):
             with suppress(ValueError):
                 return parsed(json.loads(line)["commitInfo"].get("userMetadata"))

@@ -21,6 +21,7 @@ from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol import topic_names
 from commitlake.reading import damage, features
 from commitlake.reading.forks import refuse_fork
+from commitlake.reading.markers import commit_file
 
 if TYPE_CHECKING:
     import pyarrow.dataset as pads
@@ -34,7 +35,7 @@ NO_SPARK = (
 )
 _PARTITION = "partition."
 _TOPICS = "topics/"
-_FIRST_COMMIT = f"_delta_log/{0:020}.json"
+_FIRST_COMMIT = f"_delta_log/{commit_file(0)}"
 Options = Mapping[str, str] | None
 LATELY_S = 1.0
 """A poll of the log that began earlier is too old for every caller."""
@@ -346,9 +347,7 @@ class Snapshot:
 class Stream:
     """Rows of a table that is not plain (`is_plain`), as an Arrow stream that can be read any number of times.
 
-    Args:
-        table: the table.
-        columns: only these, in any case; None for all.
+    It has only `columns`, in any case, unless that is None.
     """
 
     def __init__(self, table: Snapshot, columns: Collection[str] | None = None) -> None:

@@ -19,25 +19,14 @@ _DAY_S = 86_400.0
 
 
 def fresh(config: Config, query: str, epoch: int) -> str:
-    """A directory for one run of a query; on a local file system the directories of older epochs are deleted.
-
-    Args:
-        config: says where checkpoints are.
-        query: the name of the query.
-        epoch: number of the coordinator's start.
-    """
+    """A directory for one run of a query; on a local file system the directories of older epochs are deleted."""
     parent = f"{config.scratch}/{query}"
     _delete(parent, lambda found: _epoch(found) < epoch)
     return f"{parent}/{epoch}-{uuid.uuid4().hex[:8]}"
 
 
 def passing(config: Config, name: str) -> str:
-    """A directory that the caller deletes; on a local file system one that a kill has left is deleted a day later.
-
-    Args:
-        config: says where checkpoints are.
-        name: the purpose.
-    """
+    """A directory that the caller deletes; on a local file system one that a kill has left is deleted a day later."""
     parent, before = f"{config.scratch}/{name}", time.time() - _DAY_S
     _delete(parent, lambda found: found.stat().st_mtime < before)
     return f"{parent}/{uuid.uuid4().hex[:8]}"

@@ -44,11 +44,7 @@ def _resolved(spark: SparkSession, place: str) -> str:
 
 
 def check(spark: SparkSession, config: Config) -> None:
-    """Rejects a setup that could not work, or would break a promise, on the cluster that Spark runs on.
-
-    Args:
-        spark: any session of the application.
-        config: as `resolved` returned it.
+    """Rejects a setup that could not work, or would break a promise, on Spark's cluster; `config` is as `resolved`.
 
     Raises:
         ConfigError: executors can't see the warehouse, the checkpoints or Kafka; a directory above one is not there; or

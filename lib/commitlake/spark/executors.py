@@ -38,12 +38,7 @@ _MOST_WAIT_S = 15.0
 
 
 class Look(NamedTuple):
-    """The machine and the versions of a process.
-
-    Attributes:
-        host: name of the machine.
-        versions: pairs of a module's name and its version.
-    """
+    """The name of a process's machine, and the versions of the modules that it has."""
 
     host: str
     versions: tuple[tuple[str, str], ...]

@@ -10,12 +10,7 @@ from pyspark.sql import SparkSession
 
 
 class FileSystem:
-    """The file system of a place.
-
-    Args:
-        spark: any session of the application.
-        place: a plain path or a URI.
-    """
+    """The file system of a place, a plain path or a URI."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         jvm: Any = spark.sparkContext._jvm

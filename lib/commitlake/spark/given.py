@@ -46,11 +46,7 @@ def from_environment() -> list[str]:
 
 
 def defaults(home: Path) -> dict[str, str]:
-    """The settings of Spark's own file, `spark-defaults.conf`.
-
-    Args:
-        home: Spark's home.
-    """
+    """The settings of Spark's own file, `spark-defaults.conf`."""
     file = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf", "spark-defaults.conf")
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     found = (re.match(r"\s*([^#\s=:]+)\s*[=:\s]\s*(.*?)\s*$", line) for line in lines)

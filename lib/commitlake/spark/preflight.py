@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,28 +30,12 @@ _IMPORTED = {
 }
 
 
-@dataclass(frozen=True)
-class Lack:
-    """A requirement that the machine does not meet.
-
-    Attributes:
-        what: the thing that is checked.
-        value: its value.
-        allowed: the values that it may have.
-        remedy: what to do.
-    """
-
-    what: str
-    value: str
-    allowed: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """The text of the error."""
-        return f"{self.what}: {self.value}; allowed is {self.allowed}; {self.remedy}"
+def _lack(what: str, value: str, allowed: str, remedy: str) -> str:
+    """The text about a requirement that the machine does not meet."""
+    return f"{what}: {value}; allowed is {allowed}; {remedy}"
 
 
-OPTIMISED = Lack(
+OPTIMISED = _lack(
     "python",
     "-O, or PYTHONOPTIMIZE is set",
     "neither, since assertions of kafka-python do work: without them it reaches no broker",
@@ -62,10 +45,6 @@ OPTIMISED = Lack(
 
 def check(settings: Mapping[str, str], *, is_one_machine: bool) -> None:
     """Check the machine.
-
-    Args:
-        settings: the settings that Spark is given.
-        is_one_machine: whether Spark's executors are in the driver's process.
 
     Raises:
         SetupError: the machine lacks something; the text names all that it lacks.
@@ -101,47 +80,47 @@ def check_imports() -> None:
     _refuse(_hidden(os.environ.get("PYTHONPATH", "")))
 
 
-def _refuse(*found: Iterator[Lack] | tuple[()]) -> None:
-    if lacks := [str(lack) for each in found for lack in each]:
+def _refuse(*found: Iterator[str] | tuple[()]) -> None:
+    if lacks := [lack for each in found for lack in each]:
         raise SetupError("\n".join(lacks))
 
 
-def _optimised() -> Iterator[Lack]:
+def _optimised() -> Iterator[str]:
     if sys.flags.optimize:
         yield OPTIMISED
 
 
-def _user() -> Iterator[Lack]:
+def _user() -> Iterator[str]:
     """Hadoop asks the system for the name of the user that runs it."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
         line = f"commitlake:x:{os.getuid()}:{os.getgid()}::/tmp:/bin/sh"
         value = f"user id {os.getuid()}, which has no entry in /etc/passwd"
-        yield Lack(
+        yield _lack(
             "user", value, "one with a name, which Hadoop needs", f"add one, for example {line}, or run as another user"
         )
 
 
-def _files() -> Iterator[Lack]:
+def _files() -> Iterator[str]:
     """Raises the limit, as Java does, up to 65 536: processes that are started inherit it. Python alone would not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     now, most = (sys.maxsize if each == resource.RLIM_INFINITY else each for each in (soft, hard))
     if most < _LEAST_FILES:
         remedy = "raise it with ulimit -n, or in systemd with LimitNOFILE"
-        yield Lack("open files", f"at most {most}", f"a limit of {_LEAST_FILES} or more", remedy)
+        yield _lack("open files", f"at most {most}", f"a limit of {_LEAST_FILES} or more", remedy)
     elif now < min(most, _MANY_FILES):
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MANY_FILES), hard))
 
 
-def _heap(given: str) -> Iterator[Lack]:
+def _heap(given: str) -> Iterator[str]:
     match = re.fullmatch(r"(\d{1,12})([kmgt]?)", given.strip().lower())
     if not match or int(match[1]) * _UNITS[match[2]] < _LEAST_HEAP:
         remedy = "change --driver-memory in COMMITLAKE_SPARK_ARGS"
-        yield Lack("spark.driver.memory", given, "512m or more, a whole number with m or g", remedy)
+        yield _lack("spark.driver.memory", given, "512m or more, a whole number with m or g", remedy)
 
 
-def _host() -> Iterator[Lack]:
+def _host() -> Iterator[str]:
     """Executors connect to an address of the driver."""
     name = socket.gethostname()
     try:
@@ -149,7 +128,7 @@ def _host() -> Iterator[Lack]:
     except OSError as error:
         if "SPARK_LOCAL_IP" not in os.environ:
             value, remedy = f"{name} has no address ({error.strerror})", "add it to /etc/hosts, or set SPARK_LOCAL_IP"
-            yield Lack("host name", value, "one that resolves", remedy)
+            yield _lack("host name", value, "one that resolves", remedy)
 
 
 def _temp() -> Path | None:
@@ -159,11 +138,11 @@ def _temp() -> Path | None:
         return None
 
 
-def _space(what: str, place: Path | None) -> Iterator[Lack]:
+def _space(what: str, place: Path | None) -> Iterator[str]:
     """Whether a disk has room for the files of a start; for a directory that is still to be made, its parent's disk."""
     allowed = f"at least {_LEAST_FREE >> 20} MiB free"
     if place is None:
-        yield Lack(what, "no directory for temporary files can be written", allowed, "make room, or set TMPDIR to one")
+        yield _lack(what, "no directory for temporary files can be written", allowed, "make room, or set TMPDIR to one")
         return
     from commitlake.config.disks import Disk  # imports YAML, which PYTHONPATH may hide
 
@@ -171,10 +150,10 @@ def _space(what: str, place: Path | None) -> Iterator[Lack]:
     if disk.total and disk.free < _LEAST_FREE:
         ballast = " (commitlake doctor --make-room)" if what == "warehouse" else ""
         remedy = f"make room there{ballast}, or use a larger disk"
-        yield Lack(what, f"{disk.free >> 20} MiB free on the disk of {place}", allowed, remedy)
+        yield _lack(what, f"{disk.free >> 20} MiB free on the disk of {place}", allowed, remedy)
 
 
-def _port(host: str, port: int) -> Iterator[Lack]:
+def _port(host: str, port: int) -> Iterator[str]:
     if not port:
         return
     with socket.socket(family(host)) as probe:
@@ -183,7 +162,7 @@ def _port(host: str, port: int) -> Iterator[Lack]:
             probe.bind((host, port))
         except OSError as error:
             value, remedy = f"cannot listen on {host}:{port}: {error.strerror}", "stop what uses it, or choose another"
-            yield Lack("metrics.port", value, "a free port, or 0 for none", remedy)
+            yield _lack("metrics.port", value, "a free port, or 0 for none", remedy)
 
 
 def family(host: str) -> socket.AddressFamily:
@@ -191,7 +170,7 @@ def family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _hidden(paths: str) -> Iterator[Lack]:
+def _hidden(paths: str) -> Iterator[str]:
     """Modules that hide those of Python or of CommitLake's packages; not in directories where these are installed."""
     for directory in filter(os.path.isdir, paths.split(os.pathsep)):
         entries: list[str] = []
@@ -202,6 +181,6 @@ def _hidden(paths: str) -> Iterator[Lack]:
             file, name = os.path.join(directory, entry), entry.removesuffix(".py")
             if name in _IMPORTED and (name != entry or os.path.exists(os.path.join(file, "__init__.py"))):
                 remedy = "rename it, or leave its directory out"
-                yield Lack(
+                yield _lack(
                     "PYTHONPATH", f"{file} hides the module {name}", "directories without one of that name", remedy
                 )

@@ -114,10 +114,6 @@ def spark_version() -> str:
 def check_spark(version: str, where: str = "") -> None:
     """Compare Spark's version with those that CommitLake runs on.
 
-    Args:
-        version: for example `4.0.5`.
-        where: text after the version in the error.
-
     Raises:
         SetupError: CommitLake does not run on this version, or it fails with the installed pyarrow.
     """

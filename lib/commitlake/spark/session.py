@@ -56,14 +56,23 @@ HISTORY_SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "128",
 }
-# Only for maintenance. With Delta's 1 GiB for both sizes every run would rewrite up to a gigabyte of each queue.
+LARGEST_FILE = 128 << 20
+"""Bytes of a compacted file. With Delta's 1 GiB for both sizes each run would rewrite up to a gigabyte of a queue."""
+
+
+def file_sizes(largest: int) -> dict[str, str]:
+    """Settings of a compaction that makes files of so many bytes at most; a file of half of that stays as it is."""
+    sizes = {"minFileSize": max(1, largest // 2), "maxFileSize": max(1, largest)}
+    return {f"spark.databricks.delta.optimize.{name}": str(size) for name, size in sizes.items()}
+
+
+# Only for maintenance.
 MAINTENANCE_SETTINGS = {
     # The shuffles here are of files, not of rows. With the 128 partitions for history a VACUUM that finds nothing takes
     # 11 s of CPU, with 2 it takes 2.3 s. A run has 16 of them.
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
-    "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
-    "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
+    **file_sizes(LARGEST_FILE),
     # One file at a time: a task that writes 128 MiB takes half a minute, and two would hold both of two cores. Rounds
     # of 4 s took 30 s then.
     "spark.databricks.delta.optimize.maxThreads": "1",
@@ -246,13 +255,7 @@ def _of_checkpoints(place: str, version: str) -> dict[str, str]:
 
 
 def beside(spark: SparkSession, config: Config, more: Mapping[str, str] | None = None) -> SparkSession:
-    """Return another session of the same application with the settings of CommitLake; `spark` stays as it is.
-
-    Args:
-        spark: any session of the application.
-        config: says where checkpoints are.
-        more: further settings, by name.
-    """
+    """Return another session of the same application with the settings of CommitLake; `spark` stays as it is."""
     own = spark.newSession()
     apply_settings(own, config, more)
     return own

@@ -1,6 +1,7 @@
 """The Delta tables: schemas, names, creation, reads and appends.
 
-Begin with `schemas.py`, then `warehouse.py`, through which all reads and appends go. Columns are those of the contract.
+Begin with `schemas.py`, whose columns are those of the contract. All reads go through `table_reader.py`, and all
+appends through `warehouse.py`.
 """
 
 from __future__ import annotations

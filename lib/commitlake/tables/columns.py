@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
 from commitlake.protocol.encoding import OFFSET_BITS
 
 IS_FIRST = "first_queue = queue AND first_offset = queue_offset"
@@ -22,20 +19,10 @@ def coordinate_sql(queue: str, offset: str) -> str:
     return f"(shiftleft(CAST({queue} AS BIGINT), {OFFSET_BITS}) + {offset})"
 
 
-def coordinate(queue: str, offset: str) -> Column:
-    """As `coordinate_sql`."""
-    return F.expr(coordinate_sql(queue, offset))
-
-
 def named_sql(kinds: type[IntEnum], column: str) -> str:
     """The contract's name for a number of `kinds`."""
     cases = " ".join(f"WHEN {int(kind)} THEN '{kind.name}'" for kind in kinds)
     return f"(CASE {column} {cases} END)"
-
-
-def named(kinds: type[IntEnum], column: str) -> Column:
-    """As `named_sql`."""
-    return F.expr(named_sql(kinds, column))
 
 
 def or_null_sql(column: str) -> str:
@@ -46,11 +33,6 @@ def or_null_sql(column: str) -> str:
 def moment_sql(column: str) -> str:
     """Ms since epoch as a timestamp, null when absent."""
     return f"timestamp_millis({or_null_sql(column)})"
-
-
-def moment(column: str) -> Column:
-    """As `moment_sql`."""
-    return F.expr(moment_sql(column))
 
 
 def millis_sql(column: str) -> str:
@@ -67,9 +49,6 @@ def visible_at_sql(at_ms: int) -> str:
     """`visible_at` of rows whose append begins now: one number for all of them, even if Spark repeats a task.
 
     With the time of its batch instead, a row became readable 8.6 s after it (p50) on a busy machine. A consumer that
-    reads by time missed the row.
-
-    Args:
-        at_ms: Kafka's time, ms since epoch, UTC.
+    reads by time missed the row. `at_ms` is Kafka's time, ms since epoch, UTC.
     """
     return f"greatest(timestamp_millis({at_ms}L), stored_at) AS visible_at"

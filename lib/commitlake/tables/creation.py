@@ -27,14 +27,8 @@ _FREE = ("delta.appendOnly", "delta.checkpointInterval", "delta.logRetentionDura
 
 
 def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
-    """Creates a table at a path, unless it is there.
-
-    Args:
-        spark: a session with the Delta extension.
-        path: a directory or URI.
-        table: columns, partitions and properties.
-    """
-    builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema)
+    """Creates a table at a path, unless it is there."""
+    builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema).comment(table.comment)
     if table.partition_by:
         builder = builder.partitionedBy(*table.partition_by)
     for key, value in table.properties().items():
@@ -69,18 +63,15 @@ def _clear_log(begun: FileSystem) -> None:
 
 
 def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> None:
-    """Creates a table with a quoted catalog name, unless it is there; by SQL, since Delta's builder takes no catalog.
-
-    Args:
-        spark: a session with the Delta extension.
-        name: the quoted name, with catalog and schema.
-        table: columns, partitions and properties.
-        more: further table properties.
-    """
-    fields = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in table.schema)
+    """Creates a table by its quoted catalog name, unless it is there; in SQL, as Delta's builder takes no catalog."""
+    fields = ", ".join(
+        f"`{field.name}` {field.dataType.simpleString()} COMMENT {_text(field.metadata.get('comment', ''))}"
+        for field in table.schema
+    )
     partitions = f"PARTITIONED BY ({', '.join(table.partition_by)})" if table.partition_by else ""
     properties = ", ".join(f"'{key}' = '{value}'" for key, value in {**table.properties(), **more}.items())
-    create = f"CREATE TABLE IF NOT EXISTS {name} ({fields}) USING delta {partitions} TBLPROPERTIES ({properties})"
+    tail = f"{partitions} COMMENT {_text(table.comment)} TBLPROPERTIES ({properties})"
+    create = f"CREATE TABLE IF NOT EXISTS {name} ({fields}) USING delta {tail}"
 
     def cut_short(error: AnalysisException) -> str | None:
         if error.getCondition() != "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION":
@@ -93,12 +84,6 @@ def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: 
 
 def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: TableLayout) -> None:
     """Brings a table of an older version to the columns of this one.
-
-    Args:
-        spark: a session with the Delta extension.
-        sql_name: the table as SQL names it.
-        found: the columns that it has.
-        table: the columns that it should have.
 
     Raises:
         WarehouseError: its columns are not those of an older version.
@@ -131,10 +116,6 @@ def is_as_made(metadata: Any, table: TableLayout) -> bool:
 
     If not, the owner has added constraints, defaults, generated or mapped columns, other partitions, or a property that
     Delta's writer obeys, such as those for compaction or a change feed.
-
-    Args:
-        metadata: Delta's `Metadata` of the table.
-        table: the layout.
     """
     found = json.loads(metadata.json())["metaData"]
     return (
@@ -151,9 +132,16 @@ def _heeded(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _by_name(schema: str) -> list[dict[str, Any]]:
-    """The columns of a schema, sorted by name, with all of Delta's metadata."""
+    """The columns of a schema, sorted by name, with all of Delta's metadata but comments."""
     fields: list[dict[str, Any]] = json.loads(schema)["fields"]
+    for field in fields:
+        field["metadata"].pop("comment", None)
     return sorted(fields, key=lambda field: str(field["name"]))
+
+
+def _text(text: str) -> str:
+    """A literal of SQL."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def properties_of(table: DeltaTable) -> dict[str, str]:

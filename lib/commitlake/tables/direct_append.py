@@ -22,9 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
+from commitlake.reading.markers import commit_file
 from commitlake.spark.files import FileSystem
 from commitlake.tables import small_files
-from commitlake.tables.commits import file_name
+from commitlake.tables.commits import LAST_CHECKPOINT, checkpoint_version
 from commitlake.tables.creation import is_as_made
 from commitlake.tables.names import CHECKPOINT_INTERVALS
 from commitlake.tables.schemas import TableLayout
@@ -51,10 +52,6 @@ class DirectAppend:
     of a listing of the log. A commit that comes during this one is not seen: on local disks Delta's log stores first
     look for the file and then write it. Off local disks each append lists the log.
 
-    Args:
-        spark: the session that appends.
-        place: the place.
-
     Raises:
         Py4JError: the platform blocks the internal classes of Delta that this class uses.
         TypeError: this version of Delta lacks them.
@@ -71,13 +68,7 @@ class DirectAppend:
         self._begun(place)
 
     def append(self, rows: DataFrame, table: str, marker: Mapping[str, Any] | None) -> None:
-        """Appends rows to a table in one commit; makes no commit if there are no rows.
-
-        Args:
-            rows: with just the table's columns.
-            table: its place; it must exist.
-            marker: stored as JSON in the commit's userMetadata.
-        """
+        """Appends rows, with just the columns of an existing table, in one commit; makes none if there are no rows."""
         begun = self.begin(table)
         files = begun.writeFiles(rows._jdf)
         if not files.isEmpty():
@@ -93,12 +84,7 @@ class DirectAppend:
     ) -> bool:
         """Appends rows that the driver has, as `append`; appends nothing and returns False if the table was altered.
 
-        Args:
-            rows: with just the table's columns.
-            table: its place, which may be off local disks; it must exist.
-            layout: the columns that it was made with.
-            marker: as of `append`.
-            check: called between the begin of the transaction and its commit; raises if it must not be committed.
+        `check` is called between the begin of the transaction and its commit; it raises if nothing must be committed.
         """
         begun = self.begin(table)
         if not is_as_made(begun.metadata(), layout):
@@ -174,21 +160,21 @@ def _is_newest(known: Any, commits: Path) -> bool:
     """Whether a `LogSegment` of Delta ends with the table's newest commit, and is short enough."""
     version = known.version()
     try:
-        newest = (commits / file_name(version)).stat()
+        newest = (commits / commit_file(version)).stat()
     except FileNotFoundError:  # the table is gone, or was created again
         return False
     is_same = newest.st_mtime_ns // 1_000_000 == known.lastCommitFileModificationTimestamp()
     last = _checkpointed(commits)
-    is_last = not (commits / file_name(version + 1)).exists() and last <= version
-    has_hole = last < version - 1 and not (commits / file_name(version - 1)).exists()  # created again meanwhile
+    is_last = not (commits / commit_file(version + 1)).exists() and last <= version
+    has_hole = last < version - 1 and not (commits / commit_file(version - 1)).exists()  # created again meanwhile
     return is_same and is_last and not has_hole and known.deltas().size() < _MOST_COMMITS
 
 
 def _checkpointed(commits: Path) -> int:
     """Version of the newest checkpoint: commits before it may be gone, so a missing one need not be the log's end."""
     try:
-        return int(json.loads((commits / "_last_checkpoint").read_bytes())["version"])
-    except (OSError, LookupError, TypeError, ValueError, OverflowError):  # Delta works without that file
+        return checkpoint_version((commits / LAST_CHECKPOINT).read_bytes(), otherwise=-1)
+    except OSError:
         return -1
 
 

@@ -1,10 +1,11 @@
-"""The Delta tables: their columns in order, partitions, and columns with statistics.
+"""The Delta tables: their names, columns in order, partitions, and columns with statistics.
 
 Other programs rely on column names, types and order; every timestamp is UTC.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql.types import (
@@ -73,6 +74,7 @@ class TableLayout:
         append_only: Whether Delta refuses deletes and updates (`delta.appendOnly`).
         checkpoint_interval: Commits after which Delta writes a checkpoint. Tables get a commit a second: with the
             default of 10 every tenth commit took 3 to 5 s.
+        comment: What the table is, for those who look at it in a catalog.
     """
 
     schema: StructType
@@ -80,6 +82,7 @@ class TableLayout:
     stats: tuple[str, ...] = ()
     append_only: bool = False
     checkpoint_interval: int = 50
+    comment: str = ""
 
     @property
     def columns(self) -> list[str]:
@@ -105,6 +108,12 @@ def columns(text: str) -> StructType:
         kind, *names = line.split()
         fields += [StructField(name, _TYPES[kind]) for name in names]
     return StructType(fields)
+
+
+def _commented(schema: StructType, comments: Mapping[str, str]) -> StructType:
+    """The schema with comments on some of its columns."""
+    of = {name: {"comment": text} for name, text in comments.items()}
+    return StructType([StructField(each.name, each.dataType, metadata=of.get(each.name)) for each in schema])
 
 
 HALF = """
@@ -238,6 +247,10 @@ timestamp landed_until completed_at
 
 MAINTENANCE = """
 timestamp ended_before maintained_at
+string    topic
+int       queue_id source_queue
+bigint    last
+timestamp visible_before
 """
 
 REENTRIES = """
@@ -257,39 +270,90 @@ OPEN_ROWS = f"""{REENTRIES}bigint    landing_id
 string    timing
 """
 
+TOPIC_COMMENTS = {
+    "queue_id": "queue of the topic",
+    "message_id": "id that the producer gave, or its client made",
+    "transaction_id": "null for a message without a transaction",
+    "tags": "what consumers filter by",
+    "keys": "business keys, separated by blanks",
+    "properties": "what else the producer gave",
+    "sharding_key": "messages of one key are in one queue, in order",
+    "body": "the bytes that the producer sent",
+    "source": "half or messages; with the three columns after it, it identifies the message for ever",
+    "born_at": "when the producer made it, by its own clock",
+    "stored_at": "when Kafka appended it; the message may be shown long after",
+    "visible_at": "when the append of the row began, by Kafka's clock",
+    "batch_id": "batch that shows it; null for normal messages and batches",
+}
 TOPIC = TableLayout(
-    columns(TOPIC_COLUMNS),
+    _commented(columns(TOPIC_COLUMNS), TOPIC_COMMENTS),
     ("queue_id",),
     ("source", "source_queue", "source_offset", "stored_at", "visible_at", "batch_id"),
     append_only=True,
+    comment="committed messages of a topic, a row each",
 )
 
 TABLES: dict[str, TableLayout] = {
-    "half": TableLayout(columns(HALF), ("queue",), ("queue_offset", "first_queue", "first_offset", "stored_at")),
-    "op": TableLayout(columns(OP), ("queue",), ("op_offset", "stored_at")),
-    "delayed": TableLayout(columns(DELAYED), ("queue",), ("queue_offset", "stored_at", "deliver_at")),
+    "half": TableLayout(
+        columns(HALF),
+        ("queue",),
+        ("queue_offset", "first_queue", "first_offset", "stored_at"),
+        comment="half messages, as they landed",
+    ),
+    "op": TableLayout(columns(OP), ("queue",), ("op_offset", "stored_at"), comment="decisions, answers and recalls"),
+    "delayed": TableLayout(
+        columns(DELAYED), ("queue",), ("queue_offset", "stored_at", "deliver_at"), comment="messages with a delay"
+    ),
     "transactions": TableLayout(
-        columns(TRANSACTIONS), ("queue",), ("half_offset", "stored_at", "resolved_at", "batch_id")
+        columns(TRANSACTIONS),
+        ("queue",),
+        ("half_offset", "stored_at", "resolved_at", "batch_id"),
+        comment="how each half message ended",
     ),
     "deliveries": TableLayout(
-        columns(DELIVERIES), ("queue",), ("source", "queue_offset", "deliver_at", "resolved_at", "batch_id")
+        columns(DELIVERIES),
+        ("queue",),
+        ("source", "queue_offset", "deliver_at", "resolved_at", "batch_id"),
+        comment="how each delay ended",
     ),
-    "discarded": TableLayout(columns(DISCARDED), ("queue",), ("queue_offset", "stored_at", "discarded_at", "batch_id")),
-    "checks": TableLayout(columns(CHECKS), ("queue",), ("half_offset", "requested_at", "batch_id")),
-    "batches": TableLayout(columns(BATCHES), (), ("batch_id", "completed_at")),
-    "epochs": TableLayout(columns(EPOCHS), (), ("epoch", "started_at")),
-    "destinations": TableLayout(columns(DESTINATIONS), (), ("created_at",)),
-    "rejected": TableLayout(columns(REJECTED), (), ("source", "kafka_partition", "kafka_offset", "rejected_at")),
-    # How far the queries of `topics.to_kafka` have read.
-    "forwarded": TableLayout(columns(FORWARDED), (), ("next_version",)),
-    # A row for each run of retention: rows that ended before `ended_before` may be gone.
-    "maintenance": TableLayout(columns(MAINTENANCE), (), ("ended_before", "maintained_at")),
+    "discarded": TableLayout(
+        columns(DISCARDED),
+        ("queue",),
+        ("queue_offset", "stored_at", "discarded_at", "batch_id"),
+        comment="half messages that ended without a decision; they can be resumed",
+    ),
+    "checks": TableLayout(
+        columns(CHECKS), ("queue",), ("half_offset", "requested_at", "batch_id"), comment="check requests"
+    ),
+    "batches": TableLayout(
+        columns(BATCHES), (), ("batch_id", "completed_at"), comment="complete batches of coordination"
+    ),
+    "epochs": TableLayout(columns(EPOCHS), (), ("epoch", "started_at"), comment="starts of coordinators"),
+    "destinations": TableLayout(columns(DESTINATIONS), (), ("created_at",), comment="topics that have a table"),
+    "rejected": TableLayout(
+        columns(REJECTED),
+        (),
+        ("source", "kafka_partition", "kafka_offset", "rejected_at"),
+        comment="records that changed nothing, with the reason",
+    ),
+    "forwarded": TableLayout(
+        columns(FORWARDED), (), ("next_version",), comment="internal: how far topics.to_kafka has read"
+    ),
+    # A row for each run of retention: rows that ended before `ended_before` may be gone. Of a topic with a retention,
+    # rows that became visible before `visible_before` may be: in a queue up to the batch `last`, and normal messages of
+    # a `source_queue` up to the offset `last`.
+    "maintenance": TableLayout(
+        columns(MAINTENANCE), (), ("ended_before", "maintained_at"), comment="internal: rows that may be gone"
+    ),
     # A row for each complete landing: the offsets at which the next one continues.
-    "positions": TableLayout(columns(POSITIONS), (), ("landing_id",)),
-    # Rows that coordination sends back to its own input; no reader outside needs them.
-    "reentries": TableLayout(columns(REENTRIES), (), ("batch_id",)),
-    # Rows that were open when maintenance last ran, so that a start looks only at what came since.
-    "open_rows": TableLayout(columns(OPEN_ROWS), (), ("kind",)),
+    "positions": TableLayout(
+        columns(POSITIONS), (), ("landing_id",), comment="internal: complete landings, and where the next one begins"
+    ),
+    "reentries": TableLayout(
+        columns(REENTRIES), (), ("batch_id",), comment="internal: rows that coordination sends to itself"
+    ),
+    # So that a start looks only at what came since.
+    "open_rows": TableLayout(columns(OPEN_ROWS), (), ("kind",), comment="internal: what was open a while ago"),
 }
 
 OF_BATCHES = ("transactions", "deliveries", "discarded", "checks", "reentries")

@@ -6,7 +6,7 @@ The files are as Spark would write them: the same types and compression, and the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -37,19 +37,10 @@ def are_few(rows: int, size: int = 0) -> bool:
     return rows <= MOST_ROWS and size <= MOST_BYTES
 
 
-def by_topic(rows: pa.Table, topics: Iterable[str]) -> list[pa.Table]:
-    """The rows of each topic, without the column `topic`."""
-    return [rows.filter(pc.equal(rows["topic"], topic)).drop_columns("topic") for topic in topics]
-
-
 def written(rows: pa.Table, layout: TableLayout, codec: str, write: Callable[[str, bytes], None]) -> Adds:
     """Writes a file for each value of the partition columns; until the caller commits them, no log names them.
 
-    Args:
-        rows: with just the table's columns, as Spark's Arrow has them.
-        layout: the table's partition columns, of whole numbers, and its columns with statistics.
-        codec: Spark's name of the compression.
-        write: writes a whole file to a path below the table.
+    Partition columns have whole numbers. `write` writes a whole file to a path below the table.
     """
     return [_written(part, values, layout, codec, write) for values, part in _parts(rows, layout.partition_by)]
 
@@ -89,9 +80,7 @@ def _written(
 def statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
     """A file's statistics in Delta's log, by which a query skips it; no row is ever outside of their bounds.
 
-    Args:
-        rows: the rows of the file.
-        columns: names of columns with numbers, strings or timestamps.
+    The columns have numbers, strings or timestamps.
     """
     ends = {name: _ends(rows[name]) for name in columns}
     return {

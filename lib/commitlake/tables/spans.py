@@ -25,25 +25,13 @@ class Span:
 
 
 def within(spans: Sequence[Span], queue: str, offset: str) -> Column:
-    """The rows that lie in `spans`: Delta skips the other partitions, and files by their statistics.
-
-    Args:
-        spans: where to look.
-        queue: the column that holds the queue.
-        offset: the column that holds the offset.
-    """
+    """The rows that lie in `spans`: Delta skips the other partitions, and files by their statistics."""
     each = [f"({queue} = {span.queue} AND {offset} BETWEEN {span.low} AND {span.high})" for span in spans]
     return F.expr(" OR ".join(each) or "false")
 
 
 def spans_of(frame: DataFrame, queue: str, offset: str) -> list[Span]:
-    """Few spans that hold the coordinates of a frame's rows.
-
-    Args:
-        frame: the rows; two small jobs read them.
-        queue: the column that holds the queue.
-        offset: the column that holds the offset.
-    """
+    """Few spans that hold the coordinates of a frame's rows, which one or two small jobs read."""
     ends = [F.min(offset).alias("low"), F.max(offset).alias("high")]
     rows = frame.groupBy(queue, F.expr(f"{offset} div {SEGMENT_SIZE}")).agg(*ends).limit(_CELLS + 1).collect()
     if len(rows) > _CELLS:

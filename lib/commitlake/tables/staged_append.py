@@ -63,11 +63,6 @@ class StagedAppend:
     def append(self, rows: DataFrame, tables: Mapping[str, str], marker: Mapping[str, Any] | None) -> None:
         """Appends rows, in one commit for each table; if one fails, the others are there, as with separate appends.
 
-        Args:
-            rows: of topic tables, with `topic`.
-            tables: the place of each topic's table.
-            marker: stored as JSON in the userMetadata of each commit.
-
         Raises:
             WarehouseError: a table can't be written; the others are.
         """

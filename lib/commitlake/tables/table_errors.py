@@ -44,11 +44,7 @@ _DAMAGED = (
 
 @contextmanager
 def reading(place: str, topic: str | None) -> Iterator[None]:
-    """A context in which Spark opens a table.
-
-    Args:
-        place: path or catalog name of the table.
-        topic: the topic of the table; None: it is a fixed table.
+    """A context in which Spark opens a table, of a topic or a fixed one.
 
     Raises:
         NoTableError: the table does not exist.
@@ -71,10 +67,6 @@ def reading(place: str, topic: str | None) -> Iterator[None]:
 
 def explain_failure(place: str, write: Callable[[], _T]) -> _T:
     """Runs a write to a table; returns its result.
-
-    Args:
-        place: path or catalog name of the table.
-        write: the write.
 
     Raises:
         FencedError: a newer coordinator has started.

@@ -59,9 +59,6 @@ def markers(log: FileSystem | None) -> Iterator[tuple[int, Marker]]:
 def check(log_of: Callable[[str], FileSystem | None]) -> None:
     """Rejects tables of different moments.
 
-    Args:
-        log_of: returns the log of a table, None where it can't be read.
-
     Raises:
         WarehouseError: a table lacks what another one says is complete.
     """

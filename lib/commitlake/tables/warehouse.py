@@ -1,4 +1,4 @@
-"""Where the tables are, and the few ways in which they are created, read and appended to."""
+"""The few ways in which tables are created and appended to."""
 
 from __future__ import annotations
 
@@ -11,63 +11,53 @@ from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
-from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import StructType
 
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import is_local
 from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
-from commitlake.reading.markers import parsed
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
-from commitlake.spark.session import is_classic
-from commitlake.tables import commits, direct_append, kept_versions, small_files, together
+from commitlake.tables import direct_append, together, typed_topics
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
-from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, properties_of
+from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
-from commitlake.tables.schemas import TABLES, TOPIC
+from commitlake.tables.schemas import TABLES, TableLayout
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
+from commitlake.tables.table_reader import CATALOG, TOPIC_PROPERTY, TableReader
 
 Marker = Mapping[str, Any]
 Now = Callable[[], int] | None
-_CATALOG = "schema:"
 _SIDE_BY_SIDE = 4
 """Up to so many tables get an append each: as many run at once, so one job for all of them is hardly faster."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
-_TOPIC = "commitlake.topic"  # the table property that holds a topic's name: catalogs turn it to lower case
 
 
-class Warehouse:
-    """The tables of one coordinator, under a directory, a URI, or in a catalog's schema.
+class Warehouse(TableReader):
+    """The tables, as their coordinator creates them and appends to them.
 
-    Methods take a `TableName` or its text: `half`, `topics/orders`. Landing and coordination share one `Warehouse`,
-    whose lock keeps two threads from creating the same table.
-
-    Args:
-        spark: A session with the Delta extension.
-        root: A directory or URI, or `schema:<catalog>.<schema>`.
+    Landing and coordination share one `Warehouse`, whose lock keeps two threads from creating the same table.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        self.spark = spark
-        self.root = root.rstrip("/")
-        self._in_catalog = root.startswith(_CATALOG)
+        super().__init__(spark, root)
         self._lock = threading.Lock()
         self._known_topics: set[str] = set()
-        self._older: dict[str | None, bool] = {}
         self._staged: StagedAppend | None = None
         self._written = together.Written()
         self.guard = AppendGuard()
+        self.values: Mapping[str, StructType] = {}
+        """The types of the column `value`, by topic with a schema."""
 
     def beside(self, spark: SparkSession) -> Warehouse:
         """The same tables in another session of the application, with the same guard."""
@@ -91,54 +81,10 @@ class Warehouse:
             list(pool.map(self._create_fixed, names, there))
         return not any(there)
 
-    def _must_be_whole(self) -> None:
-        if is_local(self.root) and not self._in_catalog:
-            damage.refuse(local_path(self.root), TABLES)
-
     def _last_version(self) -> str | None:
         """The version of the last coordinator: at its start all tables of that version were there."""
         row = self.read("epochs").agg(F.max_by("version", "epoch").alias("last")).collect()[0]
         return None if row["last"] is None else str(row["last"])
-
-    def holds(self, name: str) -> bool:
-        """Whether the table has been created."""
-        there = self.spark.catalog.tableExists if self._in_catalog else partial(DeltaTable.isDeltaTable, self.spark)
-        return bool(there(self.locate(name)))
-
-    def must_exist(self) -> None:
-        """Checks that a coordinator of this version has ever run here.
-
-        Raises:
-            WarehouseError: There are no tables, or only those of an older version, or one is damaged.
-        """
-        self._must_be_whole()
-        missing = [name for name in TABLES if not self.holds(name)]
-        if len(missing) == len(TABLES):
-            message = f"warehouse: there are no tables at {self.root}; give the place that the coordinator writes to"
-            raise WarehouseError(message)
-        if missing:
-            message = (
-                f"warehouse: an older version wrote {self.root}, without the tables {missing}; "
-                "start the coordinator of this version there once"
-            )
-            raise WarehouseError(message)
-
-    def topics(self) -> set[str]:
-        """Names of all topics that have a table."""
-        return self.listed_topics() or self.found_topics()
-
-    def listed_topics(self) -> set[str]:
-        """Names of the topics that `destinations` lists."""
-        return {row["topic"] for row in self.rows("destinations").select("topic").collect()}
-
-    def found_topics(self) -> set[str]:
-        """Names of the topics whose tables exist; a coordinator of an older version did not list them."""
-        if self._in_catalog:
-            return set(self._catalog_topics())
-        if not is_classic(self.spark):
-            return set()  # no directory can be listed: topics of an older version appear once it was upgraded
-        names = map(topic_names.from_path_name, FileSystem(self.spark, self.root).directories("topics"))
-        return {topic for topic in names if self.holds(TableName.of_topic(topic))}
 
     def add_topics(self, topics: Iterable[str]) -> None:
         """Creates the tables of those topics that `destinations` does not list, and lists them there."""
@@ -156,7 +102,7 @@ class Warehouse:
         if not self._in_catalog:
             name = topic_names.path_name(topic)
             return not (has_twin and FileSystem(self.spark, self.root).has_in_other_letters("topics", name))
-        catalog, dot, _ = self.root.removeprefix(_CATALOG).partition(".")
+        catalog, dot, _ = self.root.removeprefix(CATALOG).partition(".")
         is_narrow = not dot or catalog in _NARROW_CATALOGS
         return not has_twin and (not is_narrow or re.fullmatch(r"[A-Za-z0-9_]+", topic) is not None)
 
@@ -166,37 +112,6 @@ class Warehouse:
             if topic not in self._known_topics:
                 self._create(TableName.of_topic(topic))
                 self._known_topics.add(topic)
-
-    def read(self, name: str, version: int | None = None) -> DataFrame:
-        """Reads a table, at its newest version or the given one.
-
-        Raises:
-            NoTableError: The table does not exist. On Spark Connect Spark raises its own error when rows are read.
-        """
-        reader = self.spark.read.format("delta")
-        if version is not None:
-            reader = reader.option("versionAsOf", version)
-        return self._opened(name, reader)
-
-    def rows(self, name: str) -> DataFrame:
-        """Reads a table that is used at once; not scanned if it never had a row, as mostly a third of the tables."""
-        rows = self.read(name)
-        return rows if self.has_grown(name) else rows.where("false")
-
-    def stream(self, name: str, **options: str) -> DataFrame:
-        """Reads appends to a table as a stream; `options` are Delta's. Updates and deletes by an owner are skipped."""
-        return self._opened(name, self.spark.readStream.format("delta").options(skipChangeCommits="true", **options))
-
-    def _opened(self, name: str, reader: DataFrameReader | DataStreamReader) -> DataFrame:
-        with reading(self.locate(name), TableName(name).topic):
-            place = self.locate(name)
-            return reader.table(place) if self._in_catalog else reader.load(place)
-
-    def keeps_versions(self, name: str, since: int) -> bool | None:
-        """Whether a stream can begin at a version; None for a catalog's table, which is not checked."""
-        if self._in_catalog:
-            return None
-        return kept_versions.are_kept(self.spark, self.locate(name), since, self.version(name))
 
     def append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None = None, *, few: bool = False) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
@@ -220,9 +135,9 @@ class Warehouse:
     def _append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None, few: bool) -> None:
         direct, place = self._direct(), self.locate(name)
         if direct is not None and isinstance(df, DataFrame) and few:
-            df = to_arrow(typed(df, TableName(name).layout.schema))
+            df = to_arrow(typed(df, self._layout(name).schema))
         if isinstance(df, pa.Table):
-            if direct is not None and direct.append_few(df, place, TableName(name).layout, marker, self.guard.check):
+            if direct is not None and direct.append_few(df, place, self._layout(name), marker, self.guard.check):
                 return
             df = self.spark.createDataFrame(df)
         if direct is not None and self._is_alone:
@@ -250,40 +165,32 @@ class Warehouse:
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
         rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
-        names = [*map(TableName.of_topic, topics)]
         if few and len(topics) > 1 and self._direct() is not None:
-            own = small_files.by_topic(
-                explain_failure(self.root, lambda: to_arrow(typed(rows, TOPIC.schema, "topic"))), topics
+            own = explain_failure(self.root, partial(typed_topics.by_topic, rows, topics, self.values))
+            self._append_each(own, topics, marker, few=few)
+            return
+        typed_rows = typed_topics.of_topics(rows, topics, self.values)
+        self._append_each(typed_rows.values(), typed_rows, marker, few=few)
+        if plain := [topic for topic in topics if topic not in typed_rows]:
+            self._append_plain(
+                rows.where(~F.col("topic").isin([*typed_rows])) if typed_rows else rows, plain, marker, few
             )
-        elif len(topics) > _SIDE_BY_SIDE and (staged := explain_failure(self.root, self._staging)) is not None:
+
+    def _append_plain(self, rows: DataFrame, topics: Sequence[str], marker: Marker, few: bool) -> None:
+        names = [*map(TableName.of_topic, topics)]
+        if len(topics) > _SIDE_BY_SIDE and (staged := explain_failure(self.root, self._staging)) is not None:
             for name in names:
                 self._written.note(name, marker)
             staged.append(rows, dict(zip(topics, map(self.locate, names), strict=True)), marker)
             return
-        else:
-            own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
-        run_all(self.spark, [partial(self.append, *each, marker, few=few) for each in zip(own, names, strict=True)])
+        own = [rows if len(topics) == 1 else rows.where(F.col("topic") == topic) for topic in topics]
+        self._append_each(own, topics, marker, few=few)
 
-    def has_grown(self, name: str) -> bool:
-        """Whether the table may have rows; it has none if its only commit created it."""
-        log = self.log(name)
-        if log is None or log.exists(commits.file_name(1)) or log.exists("_last_checkpoint"):
-            return True
-        first = log.read(commits.file_name(0))
-        return first is None or '{"add":' in first  # a copy of a table may have all rows in its first commit
-
-    def log(self, name: str) -> FileSystem | None:
-        """A table's log; None where its files can't be read: in a catalog, and on Spark Connect."""
-        is_there = not self._in_catalog and is_classic(self.spark)
-        return FileSystem(self.spark, f"{self.locate(name)}/_delta_log") if is_there else None
-
-    def must_be_of_one_moment(self) -> None:
-        """Rejects a copy that was made while a coordinator ran; not checked in a catalog, or on Spark Connect.
-
-        Raises:
-            WarehouseError: a table lacks what another one says is complete.
-        """
-        together.check(self.log)
+    def _append_each(
+        self, own: Iterable[DataFrame | pa.Table], topics: Iterable[str], marker: Marker, *, few: bool
+    ) -> None:
+        each = zip(own, map(TableName.of_topic, topics), strict=True)
+        run_all(self.spark, [partial(self.append, rows, name, marker, few=few) for rows, name in each])
 
     def _direct(self) -> DirectAppend | None:
         """None where Delta's writer must append."""
@@ -314,23 +221,17 @@ class Warehouse:
         explain_failure(self.locate(name), partial(self._save, writer, name))
 
     def _own(self, df: DataFrame, name: str) -> DataFrame:
-        return self.guard.rows(typed(df, TableName(name).layout.schema))
+        return self.guard.rows(typed(df, self._layout(name).schema))
+
+    def _layout(self, name: str) -> TableLayout:
+        table = TableName(name)
+        return typed_topics.with_value(table.layout, self.values.get(table.topic or ""))
 
     def _save(self, writer: DataFrameWriter, name: str) -> None:
         (writer.saveAsTable if self._in_catalog else writer.save)(self.locate(name))
 
-    def table(self, name: str) -> DeltaTable:
-        """The table, for other operations than reading and appending."""
-        found = DeltaTable.forName if self._in_catalog else DeltaTable.forPath
-        return found(self.spark, self.locate(name))
-
     def set_property(self, name: str, key: str, value: str) -> None:
         """Sets a table property; the change is a commit of its own.
-
-        Args:
-            name: The table.
-            key: The property, for example `delta.appendOnly`.
-            value: Its value.
 
         Raises:
             NoTableError: The table is not there.
@@ -338,44 +239,16 @@ class Warehouse:
         with reading(self.locate(name), TableName(name).topic):
             self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
 
-    def property(self, name: str, key: str) -> str | None:
-        """A table property, None when it is not set."""
-        return properties_of(self.table(name)).get(key)
-
-    def version(self, name: str) -> int:
-        """Number of the newest commit."""
-        return int(self._history(name, 1)[0]["version"])
-
-    def newest_batch(self) -> int:
-        """The newest complete batch; -1 when there is none."""
-        found = self.read("batches").agg(F.max("batch_id").alias("last")).collect()[0]["last"]
-        return -1 if found is None else int(found)
-
-    def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
-        """Markers of a table's last `limit` commits, newest first; commits without one are left out."""
-        return [marker for row in self._history(name, limit) if (marker := parsed(row["userMetadata"]))]
-
-    def locate(self, name: str) -> str:
-        """Path, or quoted catalog name."""
-        if self._in_catalog:
-            parts = [*self.root.removeprefix(_CATALOG).split("."), self._name(TableName(name))]
-            return ".".join(f"`{part}`" for part in parts)
-        return f"{self.root}/{self._name(TableName(name))}"
-
-    def _name(self, table: TableName) -> str:
-        if self._in_catalog:
-            return table.in_catalog
-        older = topic_names.older_path_name(table.topic or "")
-        if older is not None and older not in self._older:
-            self._older[older] = DeltaTable.isDeltaTable(self.spark, f"{self.root}/topics/{older}")
-        return f"topics/{older}" if self._older.get(older) else table.path
+    def add_columns(self, name: str, columns: Iterable[str]) -> None:
+        """Adds columns, each as in SQL; a column of a struct by its path."""
+        self.spark.sql(f"ALTER TABLE {self._in_sql(name)} ADD COLUMNS ({', '.join(columns)})")
 
     def _create(self, name: TableName) -> None:
         if self._in_catalog:
-            more = {} if name.topic is None else {_TOPIC: name.topic}
-            create = partial(create_in_catalog, self.spark, self.locate(name), name.layout, more)
+            more = {} if name.topic is None else {TOPIC_PROPERTY: name.topic}
+            create = partial(create_in_catalog, self.spark, self.locate(name), self._layout(name), more)
         else:
-            create = partial(create_at_path, self.spark, self.locate(name), name.layout)
+            create = partial(create_at_path, self.spark, self.locate(name), self._layout(name))
         explain_failure(self.locate(name), create)
 
     def _create_fixed(self, name: TableName, is_there: bool) -> None:
@@ -383,17 +256,3 @@ class Warehouse:
             add_missing_columns(self.spark, self._in_sql(name), self.read(name).columns, TABLES[name])
         else:
             self._create(name)
-
-    def _in_sql(self, name: str) -> str:
-        return self.locate(name) if self._in_catalog else f"delta.`{self.locate(name)}`"
-
-    def _history(self, name: str, limit: int) -> Any:
-        return self.table(name).history(limit).select("version", "userMetadata").collect()
-
-    def _catalog_topics(self) -> Iterable[str]:
-        schema = self.root.removeprefix(_CATALOG)
-        for row in self.spark.sql(f"SHOW TABLES IN {schema} LIKE 'topic_*'").collect():
-            found = DeltaTable.forName(self.spark, f"{schema}.`{row['tableName']}`")
-            yield properties_of(found).get(_TOPIC) or topic_names.from_path_name(
-                row["tableName"].removeprefix("topic_")
-            )

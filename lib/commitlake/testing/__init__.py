@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from commitlake.testing.coordinator import InMemoryCoordinator, Outcome, Rejected
-from commitlake.testing.link import Crash, Fault
-from commitlake.testing.producer import InMemoryProducer
+from commitlake.testing.producer import Crash, Fault, InMemoryProducer
 from commitlake.testing.shown import VisibleMessage
 
 __all__ = ["Crash", "Fault", "InMemoryCoordinator", "InMemoryProducer", "Outcome", "Rejected", "VisibleMessage"]

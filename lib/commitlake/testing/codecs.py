@@ -17,14 +17,13 @@ from commitlake.errors import RecordError
 from commitlake.protocol import delay, headers, topic_names
 from commitlake.protocol.encoding import (
     MAX_ID_LENGTH,
-    MAX_OFFSET,
-    MAX_QUEUE,
     Headers,
     Position,
     born_ms,
     from_json,
     natural,
     positions,
+    read_positions,
     texts,
     to_headers,
     to_json,
@@ -126,7 +125,7 @@ def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallR
         return RecallRecord(
             msg_id=_name(content, "message_id"),
             topic=_name(content, "topic"),
-            message=_positions(content.get("messages"), 1)[0],
+            message=read_positions(content.get("messages"), 1, "BAD_OP")[0],
         )
     if decision not in ("COMMIT", "ROLLBACK", "UNKNOWN", *(["RESUME"] if admin else [])):
         _refuse_op("decision", decision, "COMMIT, ROLLBACK, UNKNOWN (RECALL in op, RESUME in admin)")
@@ -140,7 +139,7 @@ def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallR
         transaction_id=_name(content, "transaction_id"),
         producer_group=None if admin and group is None else _name(content, "producer_group"),
         decision=decision,
-        half_messages=_positions(content.get("half_messages"), MAX_HALF_MESSAGES),
+        half_messages=read_positions(content.get("half_messages"), MAX_HALF_MESSAGES, "BAD_OP"),
         from_check=bool(from_check),
         check_id=check_id,
         remark=remark,
@@ -248,22 +247,6 @@ def _first_half(text: str | None) -> Position | None:
         return Position.parse(text) if text else None
     except RecordError as error:
         raise RecordError(str(error), "BAD_FIRST_HALF") from error
-
-
-def _positions(listed: object, most: int) -> tuple[Position, ...]:
-    """A JSON list of 1 to `most` positions, else `BAD_OP`."""
-    if not isinstance(listed, list) or not 1 <= len(listed) <= most:
-        _refuse_op("half_messages or messages", listed, f"a list of 1 to {most} objects with queue and offset")
-    return tuple(map(_position, listed))
-
-
-def _position(entry: object) -> Position:
-    values = [entry.get("queue"), entry.get("offset")] if isinstance(entry, dict) else []
-    limits = zip(values, (MAX_QUEUE, MAX_OFFSET), strict=False)
-    numbers = [value for value, most in limits if type(value) is int and 0 <= value <= most]
-    if len(numbers) != len(Position._fields):
-        _refuse_op("an entry", entry, f"an object with queue, 0 to {MAX_QUEUE}, and offset, 0 to {MAX_OFFSET}")
-    return Position(*numbers)
 
 
 def _name(content: Mapping[str, object], key: str) -> str:

@@ -1,7 +1,6 @@
 """The coordinator in memory: the real state machine and the real producer, a Kafka that is a list, a clock that is set.
 
-The steps that the real one runs in Spark are plain Python here: landing (`landing`), the ledger and its resolutions
-(`ledger`).
+The steps that the real one runs in Spark are plain Python here: `landing` and `coordination`.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from typing import Any
 from commitlake import config
 from commitlake.clients.producer import TransactionListener
 from commitlake.config.rules import rules_of
-from commitlake.errors import ConfigError, KafkaError, RecordError, TransactionNotFoundError
+from commitlake.errors import KafkaError, RecordError, TransactionNotFoundError
 from commitlake.protocol import wire
 from commitlake.protocol.clock import now_ms
-from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.durations import Duration, seconds
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import ADMIN, ALL, CHECK, HALF, LANDED, OP
 from commitlake.protocol.states import DUPLICATE_OF, Delivery, Source, State
 from commitlake.testing import landing
 from commitlake.testing.codecs import Limits, encode_check
-from commitlake.testing.link import Fault, MemoryEngine, MemoryLink
-from commitlake.testing.producer import InMemoryProducer
+from commitlake.testing.coordination import Segments
+from commitlake.testing.producer import Fault, InMemoryProducer, MemoryEngine, MemoryLink
 from commitlake.testing.records import Check, LandedMessage, LandedOp
-from commitlake.testing.segments import Segments
 from commitlake.testing.shown import Shown, VisibleMessage, place
 
 _NOWHERE = {"kafka.bootstrap_servers": "in-memory:9092", "warehouse": "/in-memory"}
@@ -160,7 +158,7 @@ class InMemoryCoordinator:
 
     # ---- the clock
 
-    def advance(self, duration: float | timedelta | str) -> None:
+    def advance(self, duration: Duration) -> None:
         """Let time pass: listeners get checks, deadlines run and delays end, each at its time.
 
         Args:
@@ -169,7 +167,7 @@ class InMemoryCoordinator:
         Raises:
             ConfigError: it is none of these, or negative.
         """
-        until = self.now + _milliseconds(duration)
+        until = self.now + round(1_000 * seconds("duration", duration))
         self._settle()
         while (next_due := self._next_due()) <= until:
             self.now = max(self.now, int(next_due))
@@ -337,15 +335,3 @@ class InMemoryCoordinator:
             members = [each for each in self._members.get(group, ()) if not each.engine.is_dead]
             if not members or not members[partition % len(members)].answer(record):
                 self._questions.append((group, partition, record))
-
-
-def _milliseconds(duration: float | timedelta | str) -> int:
-    found = duration_ms(duration) if isinstance(duration, str) else None
-    if isinstance(duration, timedelta):
-        found = round(duration.total_seconds() * 1_000)
-    elif isinstance(duration, int | float):
-        found = round(duration * 1_000)
-    if found is None or found < 0:
-        msg = f"the duration is {duration!r}; allowed are seconds, a timedelta, or a text such as 500ms, 30s, 10m or 3d"
-        raise ConfigError(msg)
-    return found

@@ -23,12 +23,7 @@ def hashed(text: str) -> int:
 
 
 def read(source: str, record: wire.Encoded, limits: Limits) -> LandedRecord:
-    """Decode a record.
-
-    Args:
-        source: its Kafka topic, without the prefix.
-        record: its bytes.
-        limits: the limits that it must respect.
+    """Decode a record of a Kafka topic, named without its prefix.
 
     Raises:
         RecordError: with the reason that it has in `rejected`.

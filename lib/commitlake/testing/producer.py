@@ -1,16 +1,161 @@
-"""The real producer over a Kafka in memory; checks come from the coordinator's calls, not from a thread."""
+"""The real producer over a Kafka that is a list, and the faults that a record, or the process, may have.
+
+Checks come from the coordinator's calls, not from a thread.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from commitlake.clients.producer import Message, TransactionListener, TransactionMQProducer
-from commitlake.clients.producer.check_progress import Calls
+from commitlake.clients.producer.check_reader import Calls
+from commitlake.clients.producer.connection import NOT_RUNNING
 from commitlake.clients.producer.default import SHUTDOWN_MS
-from commitlake.clients.producer.timeouts import Timeout
+from commitlake.clients.producer.engine import Queue, Result
+from commitlake.clients.producer.link import Done, KafkaLink
+from commitlake.clients.producer.plain import Timeout
 from commitlake.clients.producer.transaction import HalfMessage
+from commitlake.config import KafkaConfig
+from commitlake.errors import FailedSend, UncertainSend
 from commitlake.protocol import wire
-from commitlake.testing.link import Crash, Fault, MemoryLink
+from commitlake.protocol.encoding import Position
+from commitlake.protocol.kafka_topics import HALF, OP
+from commitlake.testing.codecs import decode_op
+
+
+class Crash(BaseException):  # so that no `except Exception` of a program continues after its process has died
+    """Raised in place of a process that dies: records that the producer has not sent by then never reach Kafka."""
+
+
+class Fault(enum.Enum):
+    """A fault that happens once, at the producer's next call at which it can happen."""
+
+    KAFKA_AWAY = "Kafka is out of reach: nothing is sent"
+    LOST = "no acknowledgement, and Kafka does not have the record"
+    UNACKNOWLEDGED = "no acknowledgement, though Kafka has the record"
+    CRASH_AFTER_HALF = "the process dies when Kafka has the half message: the local transaction never runs"
+    CRASH_BEFORE_DECISION = "the process dies when the local transaction has run: its decision is never sent"
+    CHECKED_WHILE_RUNNING = "the check comes while the local transaction runs, and finds nothing of it yet"
+    DECISION_LOST = "the decision is lost, and the process goes on"
+
+
+_OF_SENDS = {Fault.KAFKA_AWAY, Fault.LOST, Fault.UNACKNOWLEDGED}
+_OF_HALVES = {*_OF_SENDS, Fault.CRASH_AFTER_HALF}
+_OF_DECISIONS = {Fault.CRASH_BEFORE_DECISION, Fault.DECISION_LOST}
+_NO_ANSWER = "there was no acknowledgement"
+_UNANSWERED = {Fault.LOST, Fault.UNACKNOWLEDGED, Fault.DECISION_LOST}
+
+
+class MemoryEngine:
+    """A Kafka client whose broker is a list; see `producer.engine.Engine`.
+
+    Attributes:
+        fault: happens at the next record at which it can happen.
+        is_dead: whether the process has died.
+    """
+
+    def __init__(self, prefix: str, queues: int, append: Callable[[str, int, wire.Encoded], Position]) -> None:
+        self._prefix, self._queues, self._append = prefix, queues, append
+        self.fault: Fault | None = None
+        self.is_dead = False
+
+    def send(self, topic: str, queue: Queue, record: wire.Encoded, timeout_ms: int) -> MemorySent:
+        """Append a record, unless a fault prevents it."""
+        if self.is_dead:
+            self.die()
+        name = topic.removeprefix(self._prefix)
+        fault = self._befalls(_faults_of(name, record))
+        if fault is Fault.KAFKA_AWAY:
+            raise FailedSend(fault.value)
+        if fault is Fault.CRASH_BEFORE_DECISION:
+            self.die(fault)
+        is_lost = fault in (Fault.LOST, Fault.DECISION_LOST)
+        chosen = queue if isinstance(queue, int) else queue(self._queues)
+        at = None if is_lost else self._append(name, chosen, record)
+        if fault is Fault.CRASH_AFTER_HALF:
+            self.die(fault)
+        return MemorySent(None if fault in _UNANSWERED else at)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Returns True: each record has its outcome at once."""
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Does nothing: there is no connection."""
+
+    def die(self, fault: Fault | None = None) -> NoReturn:
+        """End the process."""
+        self.is_dead = True
+        raise Crash(fault.value if fault else "the process dies")
+
+    def _befalls(self, faults: set[Fault]) -> Fault | None:
+        fault = self.fault
+        if fault not in faults:
+            return None
+        self.fault = None
+        return fault
+
+
+def _faults_of(topic: str, record: wire.Encoded) -> set[Fault]:
+    if topic == HALF:
+        return _OF_HALVES
+    is_decision = topic == OP and isinstance(decode_op(record.value), wire.OpRecord)
+    return _OF_DECISIONS if is_decision else _OF_SENDS
+
+
+class MemorySent:
+    """A record whose outcome is known; see `producer.engine.Sent`. Without a position, Kafka may have it or not."""
+
+    def __init__(self, at: Position | None) -> None:
+        self.outcome = Result[Position]()
+        if at is None:
+            self.outcome.set_exception(UncertainSend(_NO_ANSWER))
+        else:
+            self.outcome.set_result(at)
+
+    def withdraw(self) -> bool:
+        """Returns False: it has been sent."""
+        return False
+
+
+class MemoryLink(KafkaLink):
+    """The real link over a `MemoryEngine`."""
+
+    def __init__(self, kafka: KafkaConfig, engine: MemoryEngine, settings: Callable[[], wire.Settings]) -> None:
+        super().__init__(kafka, 0, {})
+        self.engine, self._newest = engine, settings
+        self._is_started = False
+
+    def start(self, timeout_ms: int) -> None:
+        """Connect."""
+        if self.engine.is_dead:
+            msg = "this producer's process has died; make another one, as the process that is started again does"
+            raise FailedSend(msg)
+        self._is_started = True
+
+    def stop(self, timeout_s: float) -> None:
+        """Disconnect."""
+        self._is_started = False
+
+    @property
+    def settings(self) -> wire.Settings:
+        """The newest limits."""
+        if self.engine.is_dead:
+            self.engine.die()
+        self._started()
+        return self._newest()
+
+    def send_soon(self, topic: str, queue: int, record: wire.Encoded, timeout_ms: int, done: Done) -> None:
+        """Send without waiting; code that runs after a `Crash`, such as the end of a `with` block, sends nothing."""
+        if not self.engine.is_dead:
+            super().send_soon(topic, queue, record, timeout_ms, done)
+
+    def _started(self) -> MemoryEngine:
+        if not self._is_started:
+            raise FailedSend(NOT_RUNNING)
+        return self.engine
 
 
 class Members(Protocol):

@@ -72,20 +72,6 @@ class LandedOp:
         """Its place, and whether it is of `admin`."""
         return (*self.at, int(self.admin))
 
-    @property
-    def state(self) -> State:
-        """The state in which a COMMIT or ROLLBACK ends its transaction."""
-        return State.COMMITTED if self.decision == Kind.COMMIT else State.ROLLED_BACK
-
-    @property
-    def reason(self) -> Reason:
-        """The reason with which it ends its transaction."""
-        return Reason.ADMIN if self.admin else Reason.CHECK if self.from_check else Reason.DIRECT
-
-    def after(self, resume: LandedOp | None) -> bool:
-        """Whether it came after a RESUME; in the same millisecond only an admin record can be after it."""
-        return resume is None or self.stored > resume.stored or (self.admin and self.at.offset > resume.at.offset)
-
 
 class End(NamedTuple):
     """How a half message ended, as in a row of `transactions`."""

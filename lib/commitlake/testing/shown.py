@@ -60,11 +60,7 @@ def place(source: Source, at: Position) -> int:
 
 
 class Shown:
-    """The visible messages of all topics.
-
-    Args:
-        dedup: by topic, which column is the name there, and how long it is held.
-    """
+    """The visible messages of all topics."""
 
     def __init__(self, dedup: Mapping[str, Dedup]) -> None:
         self._dedup = dedup
@@ -78,15 +74,7 @@ class Shown:
     def show(self, record: wire.MessageRecord, source: Source, at: Position, stored: int, now: int) -> str | None:
         """Show a message, or all members of a batch; none of them if another message holds one of their names.
 
-        Args:
-            record: the message.
-            source: the Kafka topic that it came from.
-            at: its position there.
-            stored: when Kafka stored it, ms since epoch, UTC.
-            now: ms since epoch, UTC.
-
-        Returns:
-            The position of the record that holds the name; None: the message was shown.
+        Times are ms since epoch, UTC. Returns the position of the record that holds the name; None: it was shown.
         """
         messages = _messages(record, source, at, stored, max(now, stored))
         holder = self._claim(messages, place(source, at), now)

@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.reading import damage
-from commitlake.reading.markers import marker_of
+from commitlake.reading.markers import commit_file, marker_of
 
 _FIRST = ("forwarded", "open_rows", "batches", "positions")
 """Listed first: rows that they name in others must be there. A batch's row is written after its landing's position."""
@@ -67,7 +67,7 @@ class _Log:
     def commits(self) -> Iterator[tuple[int, Mapping[str, int]]]:
         """Version and marker of each commit, the newest first."""
         for version in self._versions:
-            marker = marker_of((self.place / "_delta_log" / f"{version:020}.json").read_text())
+            marker = marker_of((self.place / "_delta_log" / commit_file(version)).read_text())
             yield version, {name: number for name, number in marker.items() if isinstance(number, int)}
 
     def newest(self, field: str) -> int:

@@ -1,38 +1,41 @@
-"""Checks of the health of a warehouse and its Kafka, with one finding each."""
+"""`commitlake doctor`: checks of a warehouse and its Kafka, with one finding each."""
 
 from __future__ import annotations
 
 import http.client
 import ipaddress
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from urllib.parse import unquote
 
 import duckdb
 import pyarrow.compute as pc
 
 from commitlake.clients.consumer import overview as consumers
-from commitlake.config import Config
-from commitlake.config.terminal import counted
-from commitlake.errors import CommitLakeError, installed_by
+from commitlake.config import Config, disks
+from commitlake.config.locations import is_local, local_path
+from commitlake.config.terminal import counted, json_line, printable
+from commitlake.errors import CommitLakeError, NoTableError, WarehouseError, installed_by
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
-from commitlake.kafka.held_back import held_back
+from commitlake.kafka.log_end_watcher import held_back
 from commitlake.kafka.oldest import oldest_ms
-from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.clock import BrokerClock, as_datetime, now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
-from commitlake.protocol.kafka_topics import LANDED
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading import damage
 from commitlake.reading.questions import liveness, overview
-from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, opened
-from commitlake.tools import storage
+from commitlake.reading.table import Snapshot, folders, location
+from commitlake.tools.backup import TABLES
 
 _MOST_LATE_S = 60
 _MOST_BEHIND_S = 600
 _HEALTH_S = 5.0
 _MOST_FILES = 2_000
+_LEAST_FREE = 0.1
 _LANDED = """
 SELECT o.source AS source, o."partition" AS queue, o.next AS next FROM (
     SELECT unnest(offsets) AS o FROM positions WHERE landing_id = (SELECT max(landing_id) FROM positions))
@@ -41,17 +44,30 @@ SELECT o.source AS source, o."partition" AS queue, o.next AS next FROM (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The finding of one check.
-
-    Attributes:
-        what: the thing that was checked.
-        is_well: whether it is as it should be.
-        detail: what was found, and what to do where it is not well.
-    """
+    """The finding of one check: what was found, and what to do where it is not well."""
 
     what: str
     is_well: bool
     detail: str
+
+
+def make_room(config: Config) -> None:
+    """Delete the ballast, and print where to read what to do next."""
+    size = disks.free_ballast(config)
+    done = f"{size / 2**20:.0f} MiB are free again" if size else "there is no ballast: deleted, or not made yet"
+    print(f"{done}; see {disks.REMEDY}", file=sys.stderr)
+
+
+def show(config: Config, as_json: bool) -> int:
+    """Print whether all is well; returns 1 when something is not."""
+    findings = list(examine(config))
+    overall = verdict(findings)
+    for finding in (overall, *findings):
+        if as_json:
+            print(json_line(asdict(finding)))
+        else:
+            print(printable(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}"))
+    return int(not overall.is_well)
 
 
 def examine(config: Config) -> Iterator[Diagnosis]:
@@ -81,7 +97,7 @@ def verdict(found: Sequence[Diagnosis]) -> Diagnosis:
 
 
 def _tables(tables: Tables, config: Config) -> Diagnosis:
-    wrong = list(storage.damaged(tables, config.warehouse))
+    wrong = [*filter(None, _damaged(tables, config.warehouse))]
     if wrong:
         more = f"; and {len(wrong) - 1} more like it" if wrong[1:] else ""
         return Diagnosis("tables", False, f"{wrong[0]}{more}")
@@ -91,8 +107,45 @@ def _tables(tables: Tables, config: Config) -> Diagnosis:
     return Diagnosis("tables", True, f"{config.warehouse}, {reached}")
 
 
+def _damaged(tables: Tables, warehouse: str) -> Iterator[str]:
+    """For each table a text, empty unless it is missing, can't be read, or has lost a file; none without any table."""
+    if not {*TABLES} & {*folders(warehouse)}:
+        return
+    for name in TABLES:
+        place = location(warehouse, name)
+        absent = f"there is no table at {place}; start the coordinator of this version once, or {damage.REMEDY}"
+        yield _wrong(place, absent)
+    try:
+        topics = tables.listed_topics()
+    except WarehouseError:  # reported above, or no coordinator has run
+        return
+    for topic in topics:
+        place = location(warehouse, f"topics/{topic}")
+        yield _wrong(place, damage.of_topic(place))
+
+
+def _wrong(place: str, absent: str) -> str:
+    try:
+        table = Snapshot(place)
+        if not is_local(place):
+            return ""
+        files = table.files().select(["path", "size_bytes"]).to_pydict()
+    except NoTableError:
+        return absent
+    except WarehouseError as error:
+        return str(error)
+    root, sizes = local_path(place), zip(map(unquote, files["path"]), files["size_bytes"], strict=True)
+    wrong = damage.of_log(root) or damage.of_files(root, sizes)
+    return damage.told(root, wrong) if wrong else ""
+
+
 def _disk(tables: Tables, config: Config) -> Diagnosis:
-    return Diagnosis("disk", *storage.room(config))
+    found = list(disks.disks(config))
+    text = "; ".join(f"{disk}, {disk.free / max(disk.total, 1):.0%}" for disk in found) or "not local"
+    if disks.short(config):
+        return Diagnosis("disk", False, f"{text}; nothing lands until there is more room: {disks.REMEDY}")
+    is_well = all(disk.free >= _LEAST_FREE * disk.total for disk in found)
+    return Diagnosis("disk", is_well, text if is_well else f"{text}; make room, or move it")
 
 
 def _coordinator(tables: Tables, config: Config) -> Diagnosis:
@@ -105,7 +158,7 @@ def _coordinator(tables: Tables, config: Config) -> Diagnosis:
     if liveness.runs(config):
         wrong = _unhealthy(config, row["host"])
         return Diagnosis("coordinator", not wrong, f"{text}; {wrong}" if wrong else text)
-    seen = liveness.text_of(liveness.last_seen_ms(tables, config))
+    seen = f"{as_datetime(liveness.last_seen_ms(tables, config)):%Y-%m-%dT%H:%M:%SZ}"
     return Diagnosis("coordinator", False, f"none runs; the last one was {text}, seen last at {seen}; start one")
 
 
@@ -149,7 +202,7 @@ def _pending(tables: Tables, config: Config) -> Diagnosis:
 def _late(tables: Tables, config: Config) -> Diagnosis:
     """How late messages became visible, from the op, the own append or the due time."""
     now = now_ms()
-    found = lateness(tables, now - HOUR_MS, now).to_pylist()
+    found = overview.lateness(tables, now - HOUR_MS, now).to_pylist()
     if not found:
         return Diagnosis("late", True, "nothing became visible in the last hour")
     worst = max(found, key=lambda row: float(row["p99_s"]))
@@ -200,9 +253,9 @@ def _kafka(tables: Tables, config: Config) -> Diagnosis:
     tables.open("positions")
     landed = {(row["source"], row["queue"]): row["next"] for row in tables.rows(_LANDED).to_pylist()}
     with connect(config) as client:
-        ends = topics.log_ends(client, config, LANDED)
+        ends = topics.log_ends(client, config)
         waiting = held_back(client, config, ends)
-    places = {(source, queue): end.offset for source, numbers in ends.items() for queue, end in numbers.items()}
+    places = {place: end.offset for place, end in ends.items()}
     next_ones = {place: landed.get(place, 0) for place, end in places.items() if end > landed.get(place, 0)}
     lag = sum(places[place] - offset for place, offset in next_ones.items())
     text = f"{config.kafka.bootstrap_servers}: {counted(lag, 'record') if lag else 'nothing'} still to land"

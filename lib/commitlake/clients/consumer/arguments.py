@@ -9,6 +9,8 @@ from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import DAY_MS, duration_ms
 
 Start = str | int | datetime
+Tags = str | list[str] | tuple[str, ...]
+"""A tag, tags joined by `||` as in RocketMQ, or a list of tags."""
 _LONGEST_MS = 36_500 * DAY_MS
 _NAMED = {"first": 0, "newest": None}
 _LEAST_MS = 10**11
@@ -83,3 +85,24 @@ def topics_of(given: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
         msg = f"topic: {given!r:.100} is not allowed; give the name of a topic, or a list of them"
         raise ConsumerError(msg)
     return tuple(map(str.__str__, names))  # a member of a string Enum becomes its value
+
+
+def tags_of(given: Tags | None) -> list[str] | None:
+    """The tags as a list; None for all, which None, an empty text or `*` mean.
+
+    Raises:
+        ConsumerError: no tag is given, or something else than tags.
+    """
+    if given is None or given in ("", "*"):
+        return None
+    if not isinstance(given, str | list | tuple) or not all(isinstance(each, str) for each in given):
+        raise _refused(given)
+    tags = [tag for each in given.split("||") if (tag := each.strip())] if isinstance(given, str) else list(given)
+    if not tags or any(tag != tag.strip() or tag in ("", "*") or "||" in tag for tag in tags):
+        raise _refused(given)
+    return [str.__str__(tag) for tag in tags]  # a member of a string Enum becomes its value
+
+
+def _refused(given: object) -> ConsumerError:
+    allowed = "give a tag, tags joined by ||, such as 'paid || shipped', or a list of tags; None or * for all"
+    return ConsumerError(f"tags: {given!r:.200} is not allowed; {allowed}")

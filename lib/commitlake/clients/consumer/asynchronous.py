@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from commitlake.clients.consumer.consume import Consumer
-from commitlake.clients.consumer.handlers import Handler
 from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.runner import PAUSES
+from commitlake.clients.consumer.runner import PAUSES, Handler
+from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import stopped_by_signals
 
 T = TypeVar("T")
+_THREADS = 100
+"""More calls than wait at a time: a `next` or a `run`, and the calls that close."""
 
 
 class AsyncConsumer:
@@ -39,6 +39,7 @@ class AsyncConsumer:
             msg = f"consumer: {given!r:.100} is not allowed; give what commitlake.consume returns"
             raise ConsumerError(msg)
         self._consumer, self._turn = consumer, asyncio.Lock()  # for tasks that share the consumer
+        self._pool = DaemonPool(_THREADS, "commitlake-async-consumer")
         self._asked: asyncio.Future[ReceivedMessage | None] | None = None
 
     def stop(self) -> None:
@@ -52,7 +53,7 @@ class AsyncConsumer:
             ConsumerError: receipts could not be written; their messages are redelivered.
         """
         self.stop()
-        await _in_thread(self._consumer.close)
+        await asyncio.shield(self._in_thread(self._consumer.close))
 
     async def __aenter__(self) -> Self:
         self._consumer.__enter__()
@@ -62,7 +63,7 @@ class AsyncConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        await _in_thread(self._consumer.__exit__, kind, error, trace)
+        await asyncio.shield(self._in_thread(self._consumer.__exit__, kind, error, trace))
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Loop over the next messages, as `Consumer.__iter__`."""
@@ -96,7 +97,7 @@ class AsyncConsumer:
         """
         loop, options = asyncio.get_running_loop(), (threads, most, pauses, ordered)
         with stopped_by_signals(self._consumer.told):
-            running = _in_thread(self._consumer.run_on, loop, handler, *options)
+            running = self._in_thread(self._consumer.run_on, loop, handler, *options)
             try:
                 await asyncio.shield(running)
             except asyncio.CancelledError:
@@ -108,21 +109,11 @@ class AsyncConsumer:
         """The next message, None at the end; also the one that a cancelled call has asked for."""
         async with self._turn:
             if self._asked is None:
-                self._asked = _in_thread(next, self._consumer, None)
+                self._asked = self._in_thread(next, self._consumer, None)
             await asyncio.wait([self._asked])
             asked, self._asked = self._asked, None
             return asked.result()
 
-
-def _in_thread(call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """Call in a daemon thread; a thread of `asyncio.to_thread` would keep the process alive."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call(*args))
-        except BaseException as error:  # the awaiting task gets it, whatever it is
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="commitlake-async-consumer", daemon=True).start()
-    return asyncio.wrap_future(future)
+    def _in_thread(self, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Call in a daemon thread; a thread of `asyncio.to_thread` would keep the process alive."""
+        return asyncio.wrap_future(self._pool.submit(call, *args))

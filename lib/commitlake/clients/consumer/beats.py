@@ -23,12 +23,7 @@ Beat = tuple[int, int]
 
 
 class Beats:
-    """The signs of life in one group.
-
-    Args:
-        place: place of the group's table.
-        options: deltalake's `storage_options`.
-    """
+    """The signs of life in one group."""
 
     def __init__(self, place: str, options: Options = None) -> None:
         self._local = local_path(place) / _FOLDER if is_local(place) else None

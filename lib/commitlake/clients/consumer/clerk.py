@@ -35,11 +35,7 @@ _NAMES = "commitlake-consumer-receipts", "commitlake-syncs"
 
 
 class Clerk:
-    """Serves all members of a process that write to one table of receipts, as long as there are any.
-
-    Args:
-        appender: appends to that table.
-    """
+    """Serves all members of a process that write to one table of receipts, as long as there are any."""
 
     def __init__(self, appender: tables.Appender) -> None:
         self._appender = appender

@@ -13,16 +13,11 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from commitlake import config as configuration
-from commitlake.clients import tracing
-from commitlake.clients.consumer.arguments import Start, checked_group, seconds, start_ms, topics_of
-from commitlake.clients.consumer.batches import MessageBatch
+from commitlake.clients.consumer.arguments import Start, Tags, checked_group, seconds, start_ms, topics_of
 from commitlake.clients.consumer.filters import Filter
-from commitlake.clients.consumer.handlers import Handler, awaiting
-from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.outcomes import FORKED
-from commitlake.clients.consumer.runner import PAUSES, Runner
+from commitlake.clients.consumer.message import FORKED, MessageBatch, ReceivedMessage
+from commitlake.clients.consumer.runner import PAUSES, Handler, Runner, awaiting, traced
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
-from commitlake.clients.consumer.tags import Tags
 from commitlake.config import object_store
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
@@ -82,6 +77,7 @@ def consume(
     plans = {
         each: ReadOptions(
             location(settings.warehouse, f"topics/{each}"),
+            location(settings.warehouse, "maintenance"),
             *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
             *(settings.receipts_retention_ms, options),
         )
@@ -271,7 +267,7 @@ class Consumer:
     ) -> None:
         """`run` with coroutines awaited on `loop`; None for an event loop of its own."""
         with awaiting(handler, loop) as call:
-            runner = Runner(tracing.handling(call, self.group), threads, most, pauses, ordered, self.told)
+            runner = Runner(traced(call, self.group), threads, most, pauses, ordered, self.told)
             with self, stopped_by_signals(self.told):  # until the last handler has returned
                 runner.run(self)
 

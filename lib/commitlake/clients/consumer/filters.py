@@ -18,7 +18,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from commitlake.clients.consumer.tags import Tags, tags_of
+from commitlake.clients.consumer.arguments import Tags, tags_of
 from commitlake.errors import ConsumerError
 
 log = logging.getLogger(__name__)
@@ -39,11 +39,7 @@ _EXACT, _EXACT_TO = 1 << 53, 10**29
 
 
 class Filter:
-    """Keeps the rows that a group wants.
-
-    Args:
-        tags: Tags joined by `||`, or a list of them; None or `*` for all.
-        where: An SQL condition; None for all.
+    """Keeps the rows that a group wants: with one of its tags, and for which the SQL condition `where` holds.
 
     Raises:
         ConsumerError: The tags are not tags, or the condition can't be used.

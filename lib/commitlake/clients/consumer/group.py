@@ -53,12 +53,6 @@ class Group:
 
     deltalake never replaces a version of the log: it writes one by a hard link on a local disk, and by a conditional
     put on object stores.
-
-    Args:
-        receipts_at: the place of the consumers' tables.
-        group: the group of consumers.
-        topic: the topic.
-        options: deltalake's `storage_options`.
     """
 
     def __init__(self, receipts_at: str, group: str, topic: str, options: Options = None) -> None:

@@ -41,16 +41,9 @@ class GroupMember:
 
     It refers neither to the consumer nor to its messages, so that these are collected when the application drops them.
 
-    Args:
-        group: the group's state.
-        receipts: the group's receipts.
-        me: name of this instance.
-        lease_s: seconds without a sign of life after which others take its queues.
-        first: the state of a group that has none, with the topic's `table`.
-        queues: the queues of the topic.
-        lanes: the lanes of its queues; none yet.
-        is_patient: retry a store that is away for as long as it takes.
-        retention_ms: age at which receipts of done messages are deleted; 0: never.
+    Others take its queues when it has shown no sign of life for `lease_s`. A group without a state begins with `first`,
+    which has the topic's `table`. If it `is_patient`, a store that is away is retried for as long as it takes. Receipts
+    of done messages are deleted at the age `retention_ms`; 0: never.
     """
 
     def __init__(

@@ -281,12 +281,8 @@ class Lanes:
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
         """Make the lanes those of the queues that this instance owns now; return whether any lane is new.
 
-        After a change, or while a lane closes, `has_news` is True.
-
-        Args:
-            state: state of the group.
-            me: name of this instance.
-            held: queues that were owned and held before; any other queue gets a new lane, if it is owned.
+        A queue that is not in `held`, those that were owned and held before, gets a new lane, if it is owned. After a
+        change, or while a lane closes, `has_news` is True.
         """
         mine, due = assignment.owned(state, me), assignment.due(state)
         with self._lock:

@@ -1,16 +1,72 @@
-"""A committed message as a consumer gets it."""
+"""Committed messages as a consumer gets them, single ones and batches, and how their outcomes are noted."""
 
 from __future__ import annotations
 
+import logging
+import os
+import weakref
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
+import pyarrow as pa
+
+from commitlake.clients.consumer.arguments import seconds, whole
+from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight
-from commitlake.clients.consumer.outcomes import UNPICKLED, Outcomes
+from commitlake.clients.consumer.receipts import Attempt
 from commitlake.errors import ConsumerError
+from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import Duration
+from commitlake.reading.forks import SPAWN
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+FORKED = (
+    "this consumer has begun in another process, from which this one was forked; its messages come, and are finished, "
+    f"only there; {SPAWN}, and make a consumer in each"
+)
+UNPICKLED = (
+    "a received message is not pickled or copied, since it is finished in the process that got it; send what the work "
+    "needs, such as message.body and message.position, and call done() or retry() here"
+)
+
+
+class Outcomes:
+    """Notes the outcomes of messages. Messages refer to it; once nothing does any more, the member leaves its group."""
+
+    def __init__(self, topic: str, member: GroupMember) -> None:
+        self.topic, self.member, self._pid = topic, member, os.getpid()
+        weakref.finalize(self, member.abandon).atexit = False
+
+    def finish(self, handed: list[InFlight], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
+        """Note the outcome of messages: `DONE`, `DEAD`, or `RETRY`, due at `due_ms` (ms since epoch, UTC).
+
+        `remark` is any text, for the receipt.
+
+        Raises:
+            ConsumerError: this process was forked from the one that owns the messages.
+        """
+        if self._pid != os.getpid():
+            raise ConsumerError(FORKED)
+        if remark is not None:
+            # `remark` may be any object, such as an exception; and an Arrow table takes no lone surrogate.
+            remark = str(remark).encode(errors="replace").decode()
+        if self.member.is_closed:
+            log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
+            return
+        for part in handed:
+            outcome = Attempt(state, part.attempt, part.round, due_ms, remark, now_ms())
+            self.member.lanes.finish(part, outcome)
+
+    def retry(self, handed: list[InFlight], after: Duration, most: int, remark: str | None) -> None:
+        """Note a retry of messages, or that they are dead letters after `most` attempts."""
+        due = now_ms() + int(seconds("after", after) * 1_000)
+        if handed[0].attempt >= whole("most", most):
+            self.finish(handed, "DEAD", remark=remark)
+        else:
+            self.finish(handed, "RETRY", due, remark)
 
 
 class _Column(Generic[T]):
@@ -47,7 +103,6 @@ class ReceivedMessage:
     tags = _Column["str | None"]()
     keys = _Column["str | None"]()
     sharding_key = _Column["bytes | None"]()
-    body = _Column[bytes]()
     source = _Column[str]()
     source_queue = _Column[int]()
     source_offset = _Column[int]()
@@ -74,6 +129,35 @@ class ReceivedMessage:
     def finished(self) -> bool:
         """Whether `done` or `retry` was called."""
         return self.handed.finished
+
+    @property
+    def body(self) -> bytes:
+        """The body; empty of a message that `commitlake erase` has erased, whose one property is `erased_at`."""
+        return self.handed.value("body") or b""
+
+    @property
+    def value(self) -> dict[str, Any] | None:
+        """The body's columns, in a topic of `topics.schemas`; None where the body does not fit (`value_error`).
+
+        Raises:
+            ConsumerError: the topic has no schema.
+        """
+        found: dict[str, Any] | None = self._typed("value")
+        return found
+
+    @property
+    def value_error(self) -> str | None:
+        """Why the message has no `value`: `EMPTY`, `NO_OBJECT` or `UNFIT`. Errors as of `value`."""
+        found: str | None = self._typed("value_error")
+        return found
+
+    def _typed(self, column: str) -> Any:
+        if column not in self.handed.chosen.rows.table.column_names:
+            msg = (
+                f"the topic {self.topic} has no column {column}; give it a schema in topics.schemas, or parse the body"
+            )
+            raise ConsumerError(msg)
+        return self.handed.value(column)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -108,11 +192,11 @@ class ReceivedMessage:
 
     def release(self) -> bool:
         """Give up the message if its queue goes to another instance, which gets it; False if the queue stays here."""
-        return self._outcomes.release(self.handed)
+        return self._outcomes.member.lanes.release(self.handed)
 
     def is_late(self) -> bool:
         """Whether another instance may have the message: this one has shown no sign of life for a lease."""
-        return self._outcomes.is_late()
+        return self._outcomes.member.is_late()
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickle and copies: only this process can finish the message.
@@ -125,3 +209,50 @@ class ReceivedMessage:
     def __repr__(self) -> str:
         """Show the position, and no content."""
         return f"<ReceivedMessage {self.topic} {self.position} attempt={self.attempt}>"
+
+
+class MessageBatch:
+    """Messages that were handed over together: call `done` or `retry` when the work on all of them has ended.
+
+    Attributes:
+        topic: the topic.
+        table: the rows in the order of the topic, with the columns of a topic table (docs/contract.md, chapter 3).
+    """
+
+    __slots__ = ("_handed", "_outcomes", "table", "topic")
+
+    def __init__(self, outcomes: Outcomes, handed: list[InFlight], table: pa.Table) -> None:
+        self._outcomes, self._handed = outcomes, handed
+        self.topic, self.table = outcomes.topic, table
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def attempt(self) -> int:
+        """Number of this delivery to the group: 1 for the first."""
+        return self._handed[0].attempt
+
+    def done(self, remark: str | None = None) -> None:
+        """Note that the group has finished its work on these messages; `remark` is for the receipts."""
+        self._outcomes.finish(self._handed, "DONE", remark=remark)
+
+    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
+        """Have them redelivered later; see `ReceivedMessage.retry`.
+
+        Raises:
+            ConsumerError: `after` is no duration, or `most` no whole number from 1.
+        """
+        self._outcomes.retry(self._handed, after, most, remark)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickle and copies: only this process can finish the messages.
+
+        Raises:
+            ConsumerError: always.
+        """
+        raise ConsumerError(UNPICKLED)
+
+    def __repr__(self) -> str:
+        """Show the number of messages, and no content."""
+        return f"<MessageBatch {self.topic} messages={len(self)} attempt={self.attempt}>"

@@ -13,20 +13,12 @@ _WAIT = "wait: the first row of a topic becomes visible some seconds after its c
 
 
 def told(place: str) -> str:
-    """The text for a topic without a table.
-
-    Args:
-        place: place where the topic's table would be.
-    """
+    """The text for a topic without a table, which would be at `place`."""
     return f"there is no table at {place}; check the name, or {_WAIT}{_instead(place)}"
 
 
 def no_row(place: str) -> str:
-    """The text for a topic whose table has no row.
-
-    Args:
-        place: place of the topic's table.
-    """
+    """The text for a topic whose table at `place` has no row."""
     return f"the table at {place} has no row: what was sent is pending, delayed or rolled back, or {_WAIT}"
 
 

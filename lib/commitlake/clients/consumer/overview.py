@@ -46,10 +46,6 @@ _EXACT_ROWS = 1_000_000
 def groups(conf: Config, options: Options = None) -> pa.Table:
     """All groups that ever read a topic with `consume`.
 
-    Args:
-        conf: names the tables.
-        options: deltalake's `storage_options`.
-
     Returns:
         Columns consumer_group, topic, members (also killed ones that no other member has missed yet), queues, behind
         (messages that the group has not passed, wanted or not; null if the topic can't be read now), oldest_visible_at
@@ -98,17 +94,10 @@ def lags(conf: Config, options: Options = None) -> Iterator[Lag]:
 
 
 def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
-    """Move the cursors of a group, back or ahead; running instances follow within some seconds.
+    """Move the cursors of a group to `first`, `newest` or a time; running instances follow within some seconds.
 
     A message that waits for its next attempt, and is not read again, is still redelivered; but not a message of a
     former table of the topic, which was deleted.
-
-    Args:
-        conf: names the tables.
-        topic: the topic.
-        group: the group.
-        to: `first`, `newest`, or a time as in `consume`.
-        options: deltalake's `storage_options`.
 
     Raises:
         ConsumerError: there is no such group, or `to` can't be used.

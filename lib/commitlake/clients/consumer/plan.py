@@ -1,9 +1,14 @@
-"""A plan of the next rows of some files of a topic, in order, and the windows in which they are read."""
+"""Which files of a topic table are read next, how far their rows may be handed over, and in which windows.
+
+Files overlap: compaction puts rows of many batches into one file, and a batch has a file in each queue. So files are
+taken in the order of their first rows. Rows beyond the first row of any remaining file wait for a later window.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +21,7 @@ WINDOW_BYTES = 16 << 20
 """Bytes of one window's rows in memory, decompressed; a single message may have more."""
 _FIRST_ROWS = 256
 """Rows of the first window, when the size of a row is unknown; so the first message comes soon."""
+_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -122,3 +128,84 @@ class Plan:
             ends[queue] = Cursor()
             ends[queue].advance_to_end(keys.where(queues == queue))
         return ends
+
+
+@dataclass(frozen=True)
+class FileStatistics:
+    """Statistics of files, one element for each file. An unknown value stands for the widest range.
+
+    Attributes:
+        written: modification time, ms since epoch, UTC.
+        size: bytes.
+        first_batch: lowest batch_id; above all others if no row has one, -1 if unknown.
+        last_batch: highest batch_id; -1 if no row has one, above all others if unknown.
+        has_normal: whether the file may have rows without a batch.
+        first_queue: lowest source_queue.
+        last_queue: highest source_queue.
+        first_offset: lowest source_offset.
+        last_offset: highest source_offset.
+    """
+
+    written: Numbers
+    size: Numbers
+    first_batch: Numbers
+    last_batch: Numbers
+    has_normal: npt.NDArray[np.bool_]
+    first_queue: Numbers
+    last_queue: Numbers
+    first_offset: Numbers
+    last_offset: Numbers
+
+    def where(self, kept: npt.NDArray[Any]) -> FileStatistics:
+        """The files of a mask or of indexes."""
+        return FileStatistics(**{name: column[kept] for name, column in vars(self).items()})
+
+    def is_finished(self, index: int, cursor: Cursor) -> bool:
+        """Whether the statistics of a file alone show that all its rows are before the cursor."""
+        if self.last_batch[index] >= max(cursor.batch[0], 0):
+            return False
+        if not self.has_normal[index]:
+            return True
+        queue = int(self.first_queue[index])
+        one_queue = self.last_queue[index] == queue
+        return bool(one_queue and self.last_offset[index] < cursor.normal.get(queue, (-1, -1))[0])
+
+    def is_ahead(self, index: int, cursor: Cursor) -> bool:
+        """Whether the statistics of a file alone show that all its rows come after the cursor."""
+        if self.last_batch[index] >= 0 and self.first_batch[index] <= cursor.batch[0]:
+            return False
+        if not self.has_normal[index]:
+            return True
+        queue = int(self.first_queue[index])
+        one_queue = self.last_queue[index] == queue
+        return bool(one_queue and self.first_offset[index] > cursor.normal.get(queue, (-1, -1))[0])
+
+    def in_order(self) -> npt.NDArray[np.intp]:
+        """Indexes of the files, roughly in the order of writing, but no file after one with later rows.
+
+        So rows with and without a batch both advance. A file that compaction wrote late keeps its early place, so the
+        files written in between are not all looked at.
+        """
+        turn = self.written.copy()
+        for mine, first in self._sequences():
+            order = mine[np.argsort(first[mine], kind="stable")]
+            earliest = np.minimum.accumulate(self.written[order][::-1])[::-1]
+            turn[order] = np.minimum(turn[order], earliest)
+        return np.lexsort((self.written, self.first_offset, self.first_batch, turn))
+
+    def _sequences(self) -> Iterator[tuple[npt.NDArray[np.intp], Numbers]]:
+        """Files of each sequence of rows: all batches, then each source queue. With the values that order them."""
+        yield np.flatnonzero(self.last_batch >= 0), self.first_batch
+        for queue in np.unique(self.first_queue[self.has_normal]):
+            yield np.flatnonzero(self.has_normal & (self.first_queue == queue)), self.first_offset
+
+    def come_after(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """For each row, whether all rows of these files come after it."""
+        first_batch = int(self.first_batch.min(initial=_UNLIMITED))
+        allowed: npt.NDArray[np.bool_] = (keys.batch >= 0) & (keys.batch < first_batch)
+        normal = keys.batch < 0
+        for queue in np.unique(keys.queue[normal]):
+            same = self.has_normal & (self.first_queue <= queue) & (queue <= self.last_queue)
+            first_offset = int(self.first_offset[same].min(initial=_UNLIMITED))
+            allowed |= normal & (keys.queue == queue) & (keys.offset < first_offset)
+        return allowed

@@ -127,13 +127,6 @@ class ReceiptFiles(Snapshot):
 class Receipts:
     """The receipts of one group for one topic; creates the table if it is missing.
 
-    Args:
-        place: place of the table.
-        group: the group of consumers.
-        topic: the topic.
-        options: deltalake's `storage_options`.
-        first_rounds: see the attribute.
-
     Attributes:
         first_rounds: the round of first attempts, for each reading of the topic. DONE at the first attempt of such a
             round is the usual case, which reading retries skips.
@@ -202,12 +195,9 @@ class Receipts:
         return max(pc.max(rounds).as_py() or 0, self.first_rounds[-1])
 
     def close(self, rows: Iterable[dict[str, Any]], round_: int, now_ms: int) -> None:
-        """Mark messages as done that a later round reads again.
+        """Mark messages, by receipts that wait or are dead letters, as done: a later round reads them again.
 
-        Args:
-            rows: receipts of waiting messages and dead letters.
-            round_: round of the new receipts; it outranks that of `rows`.
-            now_ms: the time, ms since epoch, UTC.
+        The new receipts have the round `round_`, which outranks that of `rows`. `now_ms` is in ms since epoch, UTC.
         """
         change = {"state": "DONE", "attempt": 0, "round": round_, "due_at": None, "at": as_datetime(now_ms)}
         closed = [{**row, **change, "remark": "read again", "instance": INSTANCE} for row in rows]
@@ -303,14 +293,9 @@ def _dicts(group: str, topic: str, receipt: Receipt) -> Iterator[dict[str, Any]]
 
 
 def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Attempt]) -> pa.Table:
-    """Rows of the table of receipts.
+    """Rows of the table of receipts, of messages with the `RECEIPT_COLUMNS`.
 
-    Args:
-        group: the group of consumers.
-        topic: the topic.
-        taken: `RECEIPT_COLUMNS` of the messages.
-        counts: how many messages, one after the other, have the first outcome, the second, and so on.
-        outcomes: the outcomes.
+    The first `counts[0]` messages have the first outcome, the next `counts[1]` the second, and so on.
     """
     own = pa.table(
         {

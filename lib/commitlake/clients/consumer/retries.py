@@ -24,9 +24,8 @@ class Retries:
 
     def __init__(self) -> None:
         self.out: set[Place] = set()
-        self._looked_up: set[Place] = set()  # returned by `due`, and not handed over yet
         self._waiting: dict[Place, Waiting] = {}
-        self._due: dict[Place, int] = {}  # a heap entry with another time is out of date
+        self._due: dict[Place, int] = {}  # without those that `due` returned; a heap entry with another time is old
         self._heap: list[tuple[int, int, Place]] = []
 
     def __len__(self) -> int:
@@ -35,7 +34,7 @@ class Retries:
 
     def replace(self, receipts: Iterable[Waiting]) -> None:
         """Replace the waiting messages by the table's receipts of this queue."""
-        self._looked_up, self._waiting, self._due, self._heap = set(), {}, {}, []
+        self._waiting, self._due, self._heap = {}, {}, []
         for row in receipts:
             if place_of(row) not in self.out:
                 self._wait(row)
@@ -57,14 +56,13 @@ class Retries:
         found: list[Waiting] = []
         while len(found) < most and self.due_ms() <= now_ms:
             place = heapq.heappop(self._heap)[2]
-            self._looked_up.add(place)
+            del self._due[place]
             found.append(self._waiting[place])
         return found
 
     def begin(self, place: Place) -> bool:
         """Note that a message is handed over; False when it waits no more."""
         self._due.pop(place, None)
-        self._looked_up.discard(place)
         if self._waiting.pop(place, None) is None:
             return False
         self.out.add(place)
@@ -72,8 +70,7 @@ class Retries:
 
     def put_off(self, place: Place, due_ms: int) -> None:
         """Make a message that was due, and not handed over, due at `due_ms` (ms since epoch, UTC)."""
-        if place in self._looked_up:
-            self._looked_up.discard(place)
+        if place in self._waiting and place not in self._due:
             self._due[place] = due_ms
             heapq.heappush(self._heap, (due_ms, next(_NUMBERS), place))
 

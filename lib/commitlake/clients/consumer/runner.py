@@ -1,19 +1,22 @@
-"""Calls a handler for each message: `Consumer.run`."""
+"""Calls a handler for each message: `Consumer.run`. A handler's coroutine is awaited on an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
+from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import seconds, whole
-from commitlake.clients.consumer.handlers import Handler, not_called
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.errors import ConsumerError
 from commitlake.protocol.durations import Duration
@@ -22,6 +25,7 @@ from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
+Handler = Callable[[ReceivedMessage], object]
 PAUSES = ("10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h")
 """Pauses before the second attempt, the third, and so on, as in RocketMQ."""
 _LONGEST_REMARK = 500
@@ -48,16 +52,7 @@ class Line:
 
 
 class Runner:
-    """Calls a handler, in threads, with the messages of a consumer.
-
-    Args:
-        handler: called with each message.
-        threads: how many calls run at a time.
-        most: attempts, after which a message is a dead letter.
-        pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
-        ordered: handle the messages of one key one by one, in order; a retry holds up the messages behind it.
-        stop: ends the run.
-    """
+    """Calls a handler, in threads, with the messages of a consumer; see `Consumer.run`. `stop` ends the run."""
 
     def __init__(
         self,
@@ -217,7 +212,7 @@ class Runner:
         finally:
             self._at_work.discard(message)
         if inspect.isgenerator(found) or inspect.isasyncgen(found):
-            raise not_called(found)
+            raise _not_called(found)
         if not message.finished:
             message.done()
         return None
@@ -282,3 +277,78 @@ def _key(message: ReceivedMessage) -> Hashable:
     """The topic and the sharding key, else the keys, by which messages are ordered; None for a message with neither."""
     key = message.sharding_key or message.keys
     return None if key is None else (message.topic, key)
+
+
+def traced(handler: Handler, group: str) -> Handler:
+    """A handler whose calls are spans, each in the trace of its message; the handler itself when tracing is off."""
+    if not tracing.is_on():
+        return handler
+
+    def call(message: ReceivedMessage) -> object:
+        ids = message.message_id, message.transaction_id
+        with tracing.processing(group, message.topic, *ids, message.attempt, message.properties):
+            return handler(message)
+
+    return call
+
+
+@contextmanager
+def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterator[Handler]:
+    """The handler as threads call it: a call returns when the work, awaited or not, has ended.
+
+    Coroutines are awaited on `loop`; without one on an own loop, which starts with the first coroutine.
+
+    Raises:
+        ConsumerError: `handler` is not callable, or a generator function.
+    """
+    if not callable(handler) or inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise _not_called(handler)
+    own = _OwnLoop()
+
+    def call(message: ReceivedMessage) -> object:
+        found = handler(message)
+        if isinstance(found, Future):  # the handler gave the work to a pool of its own
+            return found.result()
+        if not inspect.isawaitable(found):
+            return found
+        return asyncio.run_coroutine_threadsafe(_awaited(found), loop or own.get()).result()
+
+    try:
+        yield call
+    finally:
+        own.end()
+
+
+def _not_called(given: object) -> ConsumerError:
+    """The error for a handler whose call does nothing, so that messages would count as done without any work."""
+    return ConsumerError(f"handler: {given!r:.200} would handle nothing; give a function or a coroutine function")
+
+
+async def _awaited(found: Awaitable[object]) -> object:
+    return await found
+
+
+class _OwnLoop:
+    """An event loop in a thread of its own, from the first `get` to `end`, which cancels the tasks that are left."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._begun is None:
+                self._begun = Future()
+                threading.Thread(target=asyncio.run, args=[self._serve()], name="commitlake-loop", daemon=True).start()
+        return self._begun.result()[0]
+
+    async def _serve(self) -> None:
+        is_over = asyncio.Event()
+        assert self._begun is not None
+        self._begun.set_result((asyncio.get_running_loop(), is_over))
+        await is_over.wait()
+
+    def end(self) -> None:
+        if self._begun is not None:
+            loop, is_over = self._begun.result()
+            loop.call_soon_threadsafe(is_over.set)

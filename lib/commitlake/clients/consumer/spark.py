@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 from commitlake import config as configuration
 from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
+from commitlake.clients.consumer.arguments import Tags, tags_of
 from commitlake.clients.consumer.rows import RECEIPT_COLUMNS
-from commitlake.clients.consumer.tags import Tags, tags_of
 from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options

@@ -6,23 +6,23 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from commitlake.clients.consumer import missing
-from commitlake.clients.consumer import receipts as receipt_table
-from commitlake.clients.consumer.batches import MessageBatch
+from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight, Lane, Lanes
-from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.outcomes import Outcomes
+from commitlake.clients.consumer.message import MessageBatch, Outcomes, ReceivedMessage
+from commitlake.clients.consumer.missed import missed
 from commitlake.clients.consumer.plan import Window
-from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer.receipts import INSTANCE, Receipts
 from commitlake.clients.consumer.retries import NEVER, Waiting
 from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts
 from commitlake.clients.consumer.tables import TRANSIENT
@@ -30,6 +30,7 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
+from commitlake.spark.process import Stop
 from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
@@ -49,32 +50,16 @@ _PUT_OFF_MS = 2_000
 """Pause before a retry is looked up again whose row could not be read: the snapshot was older, or the store away."""
 
 
-class Flag(Protocol):
-    """A flag that stops an iteration."""
-
-    def is_set(self) -> bool:
-        """Whether to stop."""
-
-    def wake(self) -> None:
-        """End a wait for new messages."""
-
-
 class ReadOptions(NamedTuple):
-    """How a topic is read.
+    """How a topic is read: from its table at `place`, with the consumers' tables at `receipts_at`.
 
-    Attributes:
-        place: place of the topic's table.
-        receipts_at: place of the consumers' tables.
-        group: the consumer group.
-        wanted: filter of the messages.
-        start_ms: where a new group begins, ms since epoch, UTC; 0 for the first message, None for the newest.
-        follow: wait for new messages.
-        lease_s: seconds without a sign of life after which others take the queues.
-        retention_ms: age at which receipts of done messages are deleted; 0: never.
-        options: deltalake's `storage_options`.
+    A new group begins at `start_ms`, ms since epoch, UTC; 0 for the first message, None for the newest. Others take the
+    queues after `lease_s` without a sign of life. Receipts of done messages are deleted at the age `retention_ms`; 0:
+    never. The table at `maintenance` tells what `topics.retention` deleted.
     """
 
     place: str
+    maintenance: str
     receipts_at: str
     group: str
     wanted: Filter
@@ -86,15 +71,9 @@ class ReadOptions(NamedTuple):
 
 
 class Subscription:
-    """One topic, read by one member of a group.
+    """One topic, read by one member of a group, until `stop` is set."""
 
-    Args:
-        topic: the topic's name.
-        plan: how it is read.
-        stop: ends all waiting.
-    """
-
-    def __init__(self, topic: str, plan: ReadOptions, stop: Flag) -> None:
+    def __init__(self, topic: str, plan: ReadOptions, stop: Stop) -> None:
         self.topic = topic
         self._plan, self._stop = plan, stop
         self._table: Topic | None = None
@@ -134,7 +113,7 @@ class Subscription:
         first = {"table": table.id, **(group.read() or self._first_state(table))}
         group.refuse_other_table(first, table.id)
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
-        name = f"{receipt_table.INSTANCE}-{uuid.uuid4().hex[:8]}"
+        name = f"{INSTANCE}-{uuid.uuid4().hex[:8]}"
         lanes = Lanes(self._stop.wake)
         self._member = GroupMember(
             group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, plan.retention_ms
@@ -257,15 +236,24 @@ class Subscription:
             return None
         member.lanes.shrink()
         before, self._lanes = self._lanes, member.lanes.reading()
-        for queue, lane in self._lanes.items():
-            if lane is not before.get(queue):
-                topic.begin(queue)
+        begun = {queue: lane.cursor for queue, lane in self._lanes.items() if lane is not before.get(queue)}
+        for queue in begun:
+            topic.begin(queue)
+        if begun:
+            self._tell_missed(begun)
         crowded = self._crowded()
         cursors = {queue: lane.read_to for queue, lane in self._lanes.items() if queue not in crowded}
         window: Window | None = self._read(lambda: self._window(topic, cursors), None, self._trouble)
         member.queues = topic.queues()
         self._empty, self.has_read = (self._lanes, False) if window is None else (None, True)
         return window
+
+    def _tell_missed(self, cursors: Mapping[int, Cursor]) -> None:
+        """Report what `topics.retention` deleted before the group had read it, where the store can be read."""
+        with suppress(WarehouseError, *TRANSIENT):
+            for each in missed(self._plan.maintenance, self.topic, cursors, self._plan.options):
+                text = "topics.retention deleted rows of %s that the group %r had not read: %s"
+                log.warning(text, self.topic, self._plan.group, each)
 
     def _crowded(self) -> set[int]:
         """Queues that are not read further: too much is finished behind an open message, or too many messages wait.

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from commitlake.clients.consumer import missing, window
+from commitlake.clients.consumer import missing
 from commitlake.clients.consumer.cursor import Cursor, Keys
-from commitlake.clients.consumer.plan import WINDOW_BYTES, Part, Plan, Window
+from commitlake.clients.consumer.plan import WINDOW_BYTES, FileStatistics, Part, Plan, Window
 from commitlake.clients.consumer.rows import NEEDED, ORDER_COLUMNS, PLACE_COLUMNS, keys_of, place_texts
 from commitlake.errors import NoTableError
 from commitlake.reading import features
@@ -38,7 +38,7 @@ class Listing(NamedTuple):
     """The files of a version, with values that are needed often, computed once."""
 
     files: pa.Table
-    known: window.FileStatistics
+    known: FileStatistics
     paths: list[str]
     queues: list[int]
     deleted: Mapping[str, Numbers]
@@ -80,10 +80,6 @@ class TopicFiles(Snapshot):
 
 class Topic:
     """Reads the table of a topic.
-
-    Args:
-        place: Place of the table.
-        options: deltalake's `storage_options`.
 
     Attributes:
         id: Id of the table; a table that is created at the same place later has another id.
@@ -160,12 +156,12 @@ class Topic:
         files = self._unfinished(cursors)
         while len(files):
             known = self._all.known.where(files)
-            order = window.in_order(known)
-            count = max(window.fitting(known.size[order], BUDGET), 2 * len(looked))
+            order = known.in_order()
+            count = max(1, int((np.cumsum(known.size[order]) <= BUDGET).sum()), 2 * len(looked))
             parts = self._behind(files[order[:count]].tolist(), cursors, looked)
             chosen, left = order[: len(parts)], known.where(order[len(parts) :])
             keys = Keys.joined([part.keys for part in parts])
-            allowed = window.may_be_handed_over(keys, left)
+            allowed = left.come_after(keys)
             is_whole = len(left.size) == 0 or allowed.all()
             finishes = [self._all.paths[file] for file in files[chosen].tolist()] if is_whole else []
             if allowed.any():
@@ -255,7 +251,7 @@ class Topic:
     def _are_behind(self, files: pa.Table, reached: Mapping[int, Cursor]) -> npt.NDArray[np.bool_]:
         """For each file, whether its statistics alone show that all its rows are behind the cursor of its queue."""
         known, queues, deleted = statistics(files), files["partition.queue_id"].to_pylist(), self._all.deleted
-        ahead = [window.is_ahead(known, index, reached[queue]) for index, queue in enumerate(queues)]
+        ahead = [known.is_ahead(index, reached[queue]) for index, queue in enumerate(queues)]
         has_all = pc.and_(files["num_records"].is_valid(), _column(files, "min.visible_at").is_valid())
         is_kept = np.array([path not in deleted for path in files["path"].to_pylist()], bool)
         found: npt.NDArray[np.bool_] = np.array(ahead, bool) & is_kept & has_all.to_numpy().astype(bool)
@@ -291,7 +287,7 @@ class Topic:
         known, paths, queues = self._all.known, self._all.paths, self._all.queues
         self._left = [file for file in self._left if paths[file] not in self._finished]
         mine = [file for file in self._left if queues[file] in cursors]
-        done = {file for file in mine if window.is_finished(known, file, cursors[queues[file]])}
+        done = {file for file in mine if known.is_finished(file, cursors[queues[file]])}
         self._finished.update(paths[file] for file in done)
         return np.array([file for file in mine if file not in done], np.int64)
 
@@ -349,12 +345,12 @@ def _paths(files: pa.Table) -> Iterator[tuple[str, int]]:
     return zip(files["path"].to_pylist(), files["partition.queue_id"].to_pylist(), strict=True)
 
 
-def statistics(files: pa.Table) -> window.FileStatistics:
+def statistics(files: pa.Table) -> FileStatistics:
     """Statistics of files; a missing one gets the widest range."""
     rows, nulls = files["num_records"], _column(files, "null_count.batch_id")
     all_normal = pc.equal(nulls, rows).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
     has_normal = pc.greater(nulls, 0).fill_null(True).to_numpy(zero_copy_only=False).astype(bool)
-    return window.FileStatistics(
+    return FileStatistics(
         written=_filled(files, "modification_time", 0),
         size=_filled(files, "size_bytes", 0),
         first_batch=np.where(all_normal, _HIGHEST, _filled(files, "min.batch_id", -1)),
@@ -373,6 +369,6 @@ def _column(files: pa.Table, name: str) -> pa.ChunkedArray:
     return pa.chunked_array([pa.nulls(files.num_rows, pa.int64())])
 
 
-def _filled(files: pa.Table, name: str, default: int) -> window.Numbers:
+def _filled(files: pa.Table, name: str, default: int) -> Numbers:
     values = _column(files, name).cast(pa.int64())
     return np.asarray(pc.fill_null(values, default).to_numpy(), np.int64)

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 
 from commitlake.clients.consumer import assignment
+from commitlake.clients.consumer.arguments import Tags
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import kept_receipts, kept_state, refuse_other_table
 from commitlake.clients.consumer.receipts import SCHEMA, STATES
 from commitlake.clients.consumer.rows import PLACE_COLUMNS
-from commitlake.clients.consumer.tags import Tags
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
@@ -51,16 +51,8 @@ def unfinished(
     """Messages that a group has not done, the oldest first, whether or not a consumer of the group runs.
 
     A group of `consume` begins where its `start` said, and has passed the messages that its filter did not want. A
-    group that has only receipts of Spark, or none, begins with the first message.
-
-    Args:
-        conf: names the tables.
-        topic: the topic.
-        group: the group of consumers.
-        tags: as in `consume`.
-        where: as in `consume`.
-        limit: the largest number of messages, also in memory; None for all.
-        options: deltalake's `storage_options`.
+    group that has only receipts of Spark, or none, begins with the first message. `tags` and `where` are as in
+    `consume`; `limit` bounds the messages, also in memory.
 
     Returns:
         Columns visible_at, message_id, transaction_id, tags, keys, properties, position, state (`OPEN`, `RETRY` or

@@ -1,32 +1,69 @@
-"""Places where a rule `delta-log` may read and write: below the places that it names, never in the coordinator's own.
+"""What a half message says of its Delta tables, and where a rule `delta-log` may read and write.
+
+That is below the places that the rule names, and never in the coordinator's own.
 
 Any producer that may write to `half` can name tables, and the coordinator may write where that producer may not.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from commitlake.clients.delta.properties import TABLES
 from commitlake.config import Config
 from commitlake.config.locations import is_local, is_within, likely_parts, parts
 from commitlake.errors import ConfigError, RecordError
+from commitlake.protocol.clock import now_ms
 
+_LATEST_MS = 1 << 63
+
+TABLES = "delta.tables"
+"""Property with a JSON list of the tables' places."""
+DEADLINE = "delta.deadline"
+"""Property with the time, in ms since epoch, UTC, after which no rows are accepted."""
 DELTA_LOG = "delta-log"
 """Value of a rule's `table`: the logs of the tables that a `delta_transaction` writes to answer the checks."""
 SINKS = "sinks"
 """The table of `commitlake.sink`, next to the receipts. Every rule may use it, since it holds only marks."""
 
 
-class AllowedPlaces:
-    """The places of one rule.
+def properties(places: Sequence[str], deadline_ms: int) -> dict[str, str]:
+    """The properties of a half message about its tables; `deadline_ms` is the time from now until the deadline, ms."""
+    return {TABLES: json.dumps(places), DEADLINE: str(now_ms() + deadline_ms)}
 
-    Args:
-        config: the coordinator's configuration; its warehouse, checkpoints and receipts are never allowed.
-        group: producer group of the rule.
-        places: the places that the rule names.
+
+def places_of(text: str) -> list[str]:
+    """The tables that a half message names.
+
+    Raises:
+        RecordError: the text is no list of places; any producer that may write to `half` can send anything.
+    """
+    try:
+        places = json.loads(text)
+    except (ValueError, RecursionError):
+        places = None
+    if not isinstance(places, list) or not places or not all(isinstance(each, str) and each for each in places):
+        msg = f"{TABLES}: {text[:80]!r} is not allowed; allowed is a JSON list of the tables' places"
+        raise RecordError(msg)
+    return places
+
+
+def deadline_of(text: str) -> int:
+    """The deadline, ms since epoch, UTC.
+
+    Raises:
+        RecordError: the text is no time. Read as a past deadline it would refuse rows that may still come.
+    """
+    if not text.isdecimal() or len(text) > len(str(_LATEST_MS)) or int(text) >= _LATEST_MS:
+        msg = f"{DEADLINE}: {text[:80]!r} is not allowed; allowed are ms since epoch, UTC"
+        raise RecordError(msg)
+    return int(text)
+
+
+class AllowedPlaces:
+    """The places of one rule; the coordinator's warehouse, checkpoints and receipts are never allowed.
 
     Raises:
         ConfigError: a place can be read in several ways.

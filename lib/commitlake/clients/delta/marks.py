@@ -56,14 +56,9 @@ def put(
     after: tuple[str, int] | None = None,
     options: Options = None,
 ) -> bool:
-    """Write the same mark for several transactions in one commit, unless one of them has a mark.
+    """Write `WRITTEN` or `FENCED` for several transactions in one commit, unless one of them has a mark.
 
-    Args:
-        place: place of the table.
-        transaction_ids: ids of the transactions.
-        version: `WRITTEN` or `FENCED`.
-        after: a sink and its new micro-batch, which the same commit notes; the sink's last one must be lower.
-        options: deltalake's `storage_options`.
+    `after` is a sink and its new micro-batch, which the same commit notes; the sink's last one must be lower.
 
     Returns:
         Whether the marks were written; False when a transaction had one, or the sink had reached the micro-batch.
@@ -126,15 +121,9 @@ def decision(
 ) -> str | None:
     """COMMIT when all tables have a transaction's rows, ROLLBACK when one never will, None while that is open.
 
-    An answer is final: marks do not go away. Nothing is written under an id without `PREFIX`, such as an id of an older
-    version's job, so such a transaction stays open even after its deadline.
-
-    Args:
-        places: places of the tables.
-        transaction_id: id of the transaction.
-        is_over: whether to fence the tables that have no rows of it yet.
-        options: deltalake's `storage_options`.
-        only_looks: write nothing.
+    An answer is final: marks do not go away. If the time `is_over`, tables that have no rows of it yet are fenced,
+    unless this call `only_looks`. Nothing is written under an id without `PREFIX`, such as an id of an older version's
+    job, so such a transaction stays open even after its deadline.
 
     Raises:
         WarehouseError: a table can't be read or written.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+import grpc
 import yaml
 
+from commitlake.clients.gateway.stubs import Proto, services, status_of
 from commitlake.config import yaml_texts
 from commitlake.errors import ConfigError, GatewayRefusal
 
@@ -17,13 +19,12 @@ _DATE_TIME = "x-mq-date-time"
 _AUTHORIZATION = re.compile(
     r"MQv2-HMAC-SHA1 Credential=(?P<key>[^,]*), ?SignedHeaders=x-mq-date-time, ?Signature=(?P<signature>[0-9a-fA-F]+)"
 )
+_UNSUPPORTED = ("UpdateOffset", "GetOffset", "QueryOffset", "SyncLiteSubscription", "PullMessage")
+_ONLY = "pull consumers, offsets and lite topics are not supported; use a push consumer or a simple consumer"
 
 
 def parse_keys(text: str) -> dict[str, str]:
-    """Access keys and their secrets.
-
-    Args:
-        text: YAML, a line `key: secret` for each.
+    """Access keys and their secrets, from YAML with a line `key: secret` for each.
 
     Raises:
         ConfigError: the text is anything else; the error shows nothing of it.
@@ -53,13 +54,10 @@ class Caller(NamedTuple):
 
 
 class Access:
-    """Checks the metadata of each call.
+    """Checks the metadata of each call; without any keys everybody may call.
 
     A client signs a time that it writes by its own clock and zone. So a signature proves that somebody had the secret,
     but not when. Connections that may be overheard need TLS.
-
-    Args:
-        keys: secrets by access key; empty: everybody may call.
     """
 
     def __init__(self, keys: Mapping[str, str]) -> None:
@@ -93,3 +91,31 @@ class Access:
             return None
         expected = hmac.new(secret.encode(), values.get(_DATE_TIME, "").encode(), "sha1").hexdigest()
         return key if hmac.compare_digest(expected, given["signature"].lower()) else None
+
+
+class Entry(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Admits supported calls by their metadata alone. Others get a RocketMQ status, and their bodies stay unread."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        """The handler of the call: the service's, or one that answers with a refusal."""
+        name = call.method.rpartition("/")[2]
+        try:
+            self._access.caller(call.invocation_metadata)
+            if name in _UNSUPPORTED:
+                raise GatewayRefusal(_ONLY, "UNSUPPORTED")
+        except GatewayRefusal as error:
+            return _refusal(name, error)
+        return await continuation(call)
+
+
+def _refusal(name: str, error: GatewayRefusal) -> Any:
+    """Answers without reading the request: gRPC reads a streamed request only when the handler asks for it."""
+    response = getattr(services, f"{name}Response", services.TelemetryCommand)
+
+    async def refuse(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Proto]:
+        yield response(status=status_of(error))
+
+    return grpc.stream_stream_rpc_method_handler(refuse, response_serializer=response.SerializeToString)

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.gateway.messages import check_command
+from commitlake.clients.gateway.messages import TransactionHandle, check_command
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.sessions import Session
-from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.check_reader import CheckAnswerer
+from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.on_loop import LoopExecutor
 from commitlake.errors import MQClientException
@@ -43,11 +41,6 @@ class Checks:
 
     The offset of a check is committed after its answer, so a gateway that is killed in between loses no check. When all
     producers of a check have disconnected, the coordinator sends it again.
-
-    Args:
-        link: connection to the checks in Kafka.
-        producers: send UNKNOWN for a producer that does not answer.
-        answer_s: how long an answer may take.
     """
 
     def __init__(self, link: KafkaLink, producers: Producers, answer_s: float = ANSWER_S) -> None:

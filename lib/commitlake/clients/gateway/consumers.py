@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from commitlake.clients.consumer.consume import Consumer, consume
 from commitlake.clients.gateway.access import Caller
@@ -24,8 +23,7 @@ from commitlake.clients.gateway.receiving import (
     subscribed,
     wait_s,
 )
-from commitlake.clients.gateway.status import ok, status_of
-from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.clients.gateway.stubs import Proto, definitions, ok, services, status_of
 from commitlake.config import Config
 from commitlake.errors import ConfigError, GatewayRefusal, WarehouseError
 from commitlake.protocol.wire import Settings
@@ -47,20 +45,8 @@ _LEAVE_S = 12.0
 _DEAD = "the client gave it up"
 
 
-class Taken(NamedTuple):
-    """A message for a client, with its receipt handle."""
-
-    message: Proto
-    handle: str
-
-
 class Consumers:
-    """Receives messages for clients, and notes the outcomes.
-
-    Args:
-        settings: the coordinator's configuration, which names the tables.
-        is_connected: tells by a client's id whether it has a telemetry stream.
-    """
+    """Receives messages for clients, and notes the outcomes."""
 
     def __init__(self, settings: Config, is_connected: Callable[[str], bool]) -> None:
         self._settings = settings
@@ -71,14 +57,10 @@ class Consumers:
         self._watch: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def receive(self, request: Proto, caller: Caller, limits: Settings, left_s: float | None) -> list[Taken]:
+    async def receive(self, request: Proto, caller: Caller, limits: Settings, left_s: float | None) -> list[Proto]:
         """Messages for a call, which waits for the first one; empty when none arrives in time.
 
-        Args:
-            request: of `ReceiveMessage`.
-            caller: the client that calls.
-            limits: the coordinator's limits, which name the allowed topics.
-            left_s: seconds until the call's deadline; None without a deadline.
+        `left_s` is the time until the call's deadline; None without a deadline.
 
         Raises:
             GatewayRefusal: the group, the filter or a duration can't be used, the client has too many calls or
@@ -97,16 +79,16 @@ class Consumers:
         for message in messages:
             handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
             try:
-                taken.append(Taken(received(message, request.message_queue.topic, handle, duration_s), handle))
+                taken.append(received(message, request.message_queue.topic, handle, duration_s))
             except Exception as error:  # one bad record must not hold up the others
                 log.warning("%r can't be sent to a client: %s", message, error)
                 self._deliveries.fail(handle, f"it can't be sent to a client: {type(error).__name__}")
         return taken
 
-    def undo(self, taken: Sequence[Taken]) -> None:
+    def undo(self, taken: Sequence[Proto]) -> None:
         """Let other clients have messages that this client may not have received."""
         for each in taken:
-            self._deliveries.not_got(each.handle)
+            self._deliveries.not_got(each.system_properties.receipt_handle)
 
     def acknowledge(self, request: Proto, caller: Caller) -> Proto:
         """The answer to `AckMessage`, with a status for each entry.

@@ -60,8 +60,7 @@ class HeldMessage:
 class Deliveries:
     """All messages in flight to clients of this gateway. A handle is random: it holds no data and can't be guessed.
 
-    Args:
-        is_connected: tells by a client's id whether it has a telemetry stream.
+    `is_connected` tells by a client's id whether it has a telemetry stream.
     """
 
     def __init__(self, is_connected: Callable[[str], bool]) -> None:
@@ -73,12 +72,7 @@ class Deliveries:
     ) -> str:
         """Note that a client gets a message, and return the receipt handle.
 
-        Args:
-            message: the message.
-            reader: the reader that read it.
-            group: the consumer group.
-            caller: the client that gets it.
-            invisible_s: seconds after which it is redelivered; None: not while the client is connected.
+        After `invisible_s` it is redelivered; None: not while the client is connected.
         """
         handle, loop = secrets.token_urlsafe(18), asyncio.get_running_loop()
         now, size, is_renewed = loop.time(), message.handed.kept_bytes, invisible_s is None

@@ -1,16 +1,19 @@
-"""Conversion of RocketMQ 5's messages into a producer's messages, and of checks into RocketMQ 5's messages."""
+"""Conversion of RocketMQ 5's messages into a producer's messages, and of transactions and checks into RocketMQ 5's."""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import quote, unquote
 
-from commitlake.clients.gateway.handles import TransactionHandle
 from commitlake.clients.gateway.stubs import Proto, definitions, services
 from commitlake.clients.producer.message import Message
-from commitlake.errors import GatewayRefusal
+from commitlake.errors import GatewayRefusal, RecordError
 from commitlake.protocol import headers
-from commitlake.protocol.wire import CheckRecord
+from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
+from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, OpRecord
 
 MOST_PROPERTIES = 128 * 1024
 """Bytes of user properties, tag and keys together: a check carries no more."""
@@ -38,11 +41,7 @@ def is_half(given: Proto) -> bool:
 
 
 def producer_message(given: Proto, most: int) -> Message:
-    """The message as a producer sends it.
-
-    Args:
-        given: RocketMQ's message.
-        most: limit of its body in bytes; a gzip body is unpacked to at most one byte more.
+    """The message as a producer sends it; a gzip body is unpacked to at most `most` + 1 bytes.
 
     Raises:
         GatewayRefusal: the gateway does not accept such a message.
@@ -70,13 +69,73 @@ def producer_message(given: Proto, most: int) -> Message:
     return message
 
 
-def check_command(check: CheckRecord, topic: Proto) -> Proto:
-    """The command that asks a producer about one of its transactions.
+@dataclass(frozen=True, kw_only=True)
+class TransactionHandle:
+    """Names an open transaction, and the check that asks about it.
 
-    Args:
-        check: the coordinator's check.
-        topic: the topic as the producer names it.
+    Clients echo it as the transaction id, so any gateway can end the transaction.
+
+    Attributes:
+        transaction_id: as in the coordinator's tables.
+        group: producer group.
+        half_messages: positions of the half messages in `half`, the first one first.
+        check_id: id of the check; None for the producer's own decision.
     """
+
+    transaction_id: str
+    group: str
+    half_messages: tuple[Position, ...]
+    check_id: str | None = None
+
+    @classmethod
+    def of_check(cls, check: CheckRecord) -> Self:
+        """The handle that a check carries to the client."""
+        return cls(
+            transaction_id=check.transaction_id,
+            group=check.producer_group,
+            half_messages=check.half_messages,
+            check_id=check.check_id,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The handle that `__str__` has written.
+
+        Raises:
+            GatewayRefusal: `INVALID_TRANSACTION_ID`.
+        """
+        try:
+            transaction_id, group, places, check_id = map(unquote, text.split(":"))
+            halves = tuple(Position.parse(place) for place in places.split(","))
+            are_names = all(0 < len(name) <= MAX_ID_LENGTH for name in (transaction_id, group))
+            if are_names and len(halves) <= MAX_HALF_MESSAGES:
+                return cls(transaction_id=transaction_id, group=group, half_messages=halves, check_id=check_id or None)
+        except (ValueError, RecordError):
+            pass
+        msg = f"{text[:100]!r} is not a transaction id of this gateway; end a transaction with the id of its send"
+        raise GatewayRefusal(msg, "INVALID_TRANSACTION_ID")
+
+    def __str__(self) -> str:
+        """`<transaction id>:<group>:<queue>-<offset>,...:<check id>`, each percent-encoded."""
+        places = ",".join(map(str, self.half_messages))
+        fields = (self.transaction_id, self.group, places, self.check_id or "")
+        return ":".join(quote(field, safe=",") for field in fields)
+
+    def op(self, decision: str, remark: str | None = None) -> OpRecord:
+        """The record that ends the transaction, or its check."""
+        return OpRecord(
+            transaction_id=self.transaction_id,
+            producer_group=self.group,
+            decision=decision,
+            half_messages=self.half_messages,
+            from_check=self.check_id is not None,
+            check_id=self.check_id,
+            remark=remark,
+        )
+
+
+def check_command(check: CheckRecord, topic: Proto) -> Proto:
+    """The command that asks a producer about one of its transactions; `topic` is as the producer names it."""
     body = definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(check.body).hexdigest().upper())
     own = definitions.SystemProperties(
         message_id=check.msg_id,

@@ -9,12 +9,11 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.producer.ending import Ending
+from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.producer.link import KafkaLink
 from commitlake.clients.producer.message import Message, SendResult
 from commitlake.clients.producer.on_loop import SendLanes
-from commitlake.clients.producer.transaction import HalfMessage
+from commitlake.clients.producer.transaction import Ending, HalfMessage
 from commitlake.clients.producer.transactional import NEVER_COMMITTED, ROLLBACK, TransactionMQProducer, log_lost
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import OP
@@ -30,12 +29,7 @@ T = TypeVar("T")
 
 
 class GroupProducer(TransactionMQProducer):
-    """A producer of one group, over a connection that it neither starts nor stops.
-
-    Args:
-        group: producer group.
-        link: the connection.
-    """
+    """A producer of one group, over a connection that it neither starts nor stops."""
 
     def __init__(self, group: str, link: KafkaLink) -> None:
         super().__init__(group, bootstrap_servers=link.kafka.bootstrap_servers, send_msg_timeout=SEND_MS)
@@ -57,11 +51,7 @@ class GroupProducer(TransactionMQProducer):
 
 
 class Producers:
-    """The producers of all groups. Each call blocks a thread of their pool, for `SEND_MS` at most.
-
-    Args:
-        link: the connection to Kafka.
-    """
+    """The producers of all groups. Each call blocks a thread of their pool, for `SEND_MS` at most."""
 
     def __init__(self, link: KafkaLink) -> None:
         self._link, self._pool, self._lanes = link, DaemonPool(THREADS, "commitlake-gateway"), SendLanes()

@@ -24,9 +24,7 @@ _LOOK_S, _CHECK_S = 0.1, 1.0
 class Reader:
     """Reads messages in a thread of its own, and hands each to the client that asks first.
 
-    Args:
-        consumer: reads the messages; it leaves the group when the reader stops.
-        client: the id of the client for which the reader was made.
+    `client` is the id of the client for which the reader was made. The consumer leaves the group when the reader stops.
 
     Attributes:
         is_over: whether the reader has stopped or failed.
@@ -49,12 +47,9 @@ class Reader:
         threading.Thread(target=self._run, name="commitlake-gateway-reader", daemon=True).start()
 
     async def take(self, client: str, most: int, wait_s: float) -> list[ReceivedMessage]:
-        """Messages that are available now, else the next one; empty when none arrives in time.
+        """Messages that are available now, else the next one; empty when none arrives within `wait_s`.
 
-        Args:
-            client: the id of the client that asks; a client with `MOST_HELD` messages waits until it finishes some.
-            most: how many at most, 1 or more.
-            wait_s: how long to wait for the first one, s.
+        There are at most `most`, 1 or more. A client with `MOST_HELD` messages waits until it finishes some.
 
         Raises:
             ConsumerError: the group's tables can't be written.

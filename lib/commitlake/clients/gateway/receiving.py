@@ -14,8 +14,7 @@ from commitlake.clients.consumer.runner import PAUSES
 from commitlake.clients.gateway.deliveries import AT_ONCE_S, LONGEST_S, MOST_ATTEMPTS
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.routes import check_topic
-from commitlake.clients.gateway.status import ok
-from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
 from commitlake.errors import ConsumerError, GatewayRefusal
 from commitlake.protocol.durations import duration_ms
 from commitlake.protocol.wire import Settings
@@ -35,14 +34,7 @@ _KINDS = (definitions.PUSH_CONSUMER, definitions.SIMPLE_CONSUMER)
 
 
 class Subscribed(NamedTuple):
-    """A subscription: what one reader reads.
-
-    Attributes:
-        group: the consumer group.
-        topic: the topic's name.
-        tags: a tag expression; None for all.
-        where: an SQL condition on properties; None for all.
-    """
+    """A subscription, by a tag expression or an SQL condition on properties: what one reader reads."""
 
     group: str
     topic: str
@@ -88,12 +80,7 @@ def invisible_s(duration: Proto, least_s: float = AT_ONCE_S) -> float:
 
 
 def wait_s(request: Proto, left_s: float | None) -> float:
-    """How long a call may wait for its first message, s.
-
-    Args:
-        request: of `ReceiveMessage`.
-        left_s: seconds until the call's deadline; None without a deadline.
-    """
+    """How long a call may wait for its first message, s; `left_s` is the time until its deadline, None without one."""
     asked_s = request.long_polling_timeout.ToMilliseconds() / 1_000
     poll_s = asked_s if request.HasField("long_polling_timeout") else POLL_S
     return max(0.0, min(poll_s, _LONGEST_POLL_S, math.inf if left_s is None else left_s - _MARGIN_S))
@@ -143,14 +130,7 @@ def _problem(tags: str | None, where: str | None) -> str | None:
 
 
 def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: float | None) -> Proto:
-    """A message as its consumer gets it.
-
-    Args:
-        message: the message.
-        topic: as the consumer names it.
-        handle: the receipt handle.
-        duration_s: the invisible duration in seconds; None if the gateway renews it.
-    """
+    """A message as its consumer gets it. `duration_s` is its invisible duration; None if the gateway renews it."""
     body, key = message.body or b"", message.sharding_key
     texts = {name: value for name, value in message.properties.items() if value is not None}  # a Kafka header may be
     own = definitions.SystemProperties(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from commitlake.clients.gateway.messages import topic_name
-from commitlake.clients.gateway.status import ok
-from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
 from commitlake.errors import GatewayRefusal, MQClientException, RecordError
 from commitlake.protocol import topic_names
 from commitlake.protocol.wire import Settings

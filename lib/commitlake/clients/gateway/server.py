@@ -14,9 +14,8 @@ from pathlib import Path
 
 import grpc
 
-from commitlake.clients.gateway.access import Access
+from commitlake.clients.gateway.access import Access, Entry
 from commitlake.clients.gateway.checks import Checks
-from commitlake.clients.gateway.entry import Entry
 from commitlake.clients.gateway.producers import SEND_MS, Producers
 from commitlake.clients.gateway.service import MessagingService
 from commitlake.clients.gateway.stubs import servicers
@@ -122,12 +121,6 @@ async def opened(
     settings: Config, entrance: Entrance, engine: str = ENGINES[0], start_ms: int = START_MS
 ) -> AsyncIterator[int]:
     """Connect to Kafka and run a gateway within the `with` block; yields its port.
-
-    Args:
-        settings: the coordinator's configuration, which names Kafka and the tables.
-        entrance: the address, and who may call.
-        engine: the Kafka client that sends; see `DefaultMQProducer`.
-        start_ms: how long to wait for Kafka, ms.
 
     Raises:
         MQClientException: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.

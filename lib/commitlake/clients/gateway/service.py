@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import wraps
 from typing import Any
 
 from commitlake.clients.gateway.access import Access, Caller
 from commitlake.clients.gateway.checks import Checks
 from commitlake.clients.gateway.consumers import Consumers
-from commitlake.clients.gateway.handles import TransactionHandle
-from commitlake.clients.gateway.messages import group_of, is_half, topic_name
+from commitlake.clients.gateway.messages import TransactionHandle, group_of, is_half, producer_message, topic_name
 from commitlake.clients.gateway.producers import Producers
 from commitlake.clients.gateway.receiving import consumer_settings
 from commitlake.clients.gateway.routes import assignment, route
-from commitlake.clients.gateway.sending import send
 from commitlake.clients.gateway.sessions import Session, producer_settings
-from commitlake.clients.gateway.status import ok, status_of
-from commitlake.clients.gateway.stubs import Proto, definitions, servicers, services
+from commitlake.clients.gateway.stubs import Proto, definitions, ok, servicers, services, status_of
+from commitlake.clients.producer.message import Message
 from commitlake.config import Config
 from commitlake.errors import GatewayRefusal
 from commitlake.protocol.recall_handle import decode_handle
 
 _DECISIONS = {definitions.COMMIT: "COMMIT", definitions.ROLLBACK: "ROLLBACK"}
-
-_ONLY = "pull consumers, offsets and lite topics are not supported; use a push consumer or a simple consumer"
+_MOST_MESSAGES = 1_000
+"""Messages of one request."""
 _NOTHING = definitions.Status(code=definitions.MESSAGE_NOT_FOUND, message="no message came in time")
 
 Call = Callable[["MessagingService", Any, Caller], Awaitable[Any]]
 
 
 def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., Awaitable[Proto]]]:
-    """Check who calls, and turn errors of the call into a status.
-
-    Args:
-        response: makes the answer that holds the status.
-    """
+    """Check who calls, and turn errors of the call into a status, which the answer of `response` holds."""
 
     def decorated(call: Call) -> Callable[..., Awaitable[Proto]]:
         @wraps(call)
@@ -52,14 +46,7 @@ def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., 
 
 
 class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc, name-defined]
-    """The service that clients call. A producer may change to another gateway: no state of it is kept here only.
-
-    Args:
-        access: decides who may call.
-        producers: send to Kafka.
-        checks: ask the clients about their transactions.
-        settings: the coordinator's configuration, which names the tables that consumers read.
-    """
+    """The service that clients call. A producer may change to another gateway: no state of it is kept here only."""
 
     def __init__(self, access: Access, producers: Producers, checks: Checks, settings: Config) -> None:
         self._access = access
@@ -100,7 +87,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
     @_answered(services.SendMessageResponse)
     async def SendMessage(self, request: Proto, caller: Caller) -> Proto:
         """Send messages of one topic; after a half message its client is asked for the checks of its group."""
-        response = await send(request.messages, self._producers)
+        response = await _sent(request.messages, self._producers)
         if is_half(request.messages[0]):
             self._can_be_asked(caller.client, group_of(request.messages[0]))
         return response
@@ -141,7 +128,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         try:
             yield services.ReceiveMessageResponse(status=ok() if taken else _NOTHING)
             for each in taken:
-                yield services.ReceiveMessageResponse(message=each.message)
+                yield services.ReceiveMessageResponse(message=each)
             if not _has_ended(context):  # the last write succeeds even if nobody reads it any more
                 unsent = []
             if taken:
@@ -228,28 +215,56 @@ def _delivered_now() -> Proto:
     return response
 
 
-def _refused(response: Callable[..., Proto]) -> Callable[..., Awaitable[Proto]]:
-    @_answered(response)
-    async def refuse(service: MessagingService, request: Proto, caller: Caller) -> Proto:
-        raise GatewayRefusal(_ONLY, "UNSUPPORTED")
+async def _sent(given: Sequence[Proto], producers: Producers) -> Proto:
+    """Send messages, and return the answer once Kafka has acknowledged all of them.
 
-    return refuse
+    Raises:
+        GatewayRefusal: the gateway does not accept such messages.
+        MQClientException: Kafka does not have the messages, or may not have them.
+    """
+    if not given:
+        msg = "the request has no message; send at least one"
+        raise GatewayRefusal(msg, "BAD_REQUEST")
+    if len(given) > _MOST_MESSAGES:
+        msg = f"the request has {len(given)} messages; send at most {_MOST_MESSAGES} together"
+        raise GatewayRefusal(msg, "PAYLOAD_TOO_LARGE")
+    groups = {group_of(message) for message in given}
+    if len(given) > 1 and (len(groups) > 1 or any(map(is_half, given))):
+        msg = "messages that are sent together need one producer group, and none may be one of a transaction"
+        raise GatewayRefusal(msg, "MESSAGE_CORRUPTED")
+    messages = _messages(given, producers.limits.max_message_size)
+    call = _send_half if is_half(given[0]) else _send_all
+    return services.SendMessageResponse(status=ok(), entries=await call(groups.pop(), messages, producers))
 
 
-def _refused_stream(response: Callable[..., Proto]) -> Callable[..., AsyncIterator[Proto]]:
-    refuse = _refused(response)
+def _messages(given: Sequence[Proto], most: int) -> list[Message]:
+    """The messages. Their bodies have at most `most` bytes together; each is unpacked only as far as room is left."""
+    messages: list[Message] = []
+    left = most
+    for each in given:
+        messages.append(producer_message(each, left))
+        left -= len(messages[-1].body)
+        if left < 0:
+            msg = f"the bodies have more than max_message_size = {most} bytes together; send fewer, or shorten them"
+            raise GatewayRefusal(msg, "MESSAGE_BODY_TOO_LARGE")
+    return messages
 
-    async def refuse_all(service: MessagingService, request: Proto, context: Any) -> AsyncIterator[Proto]:
-        yield await refuse(service, request, context)
 
-    return refuse_all
+async def _send_all(group: str, messages: Sequence[Message], producers: Producers) -> list[Proto]:
+    result = await producers.send(group, messages)
+    return [
+        services.SendResultEntry(
+            status=ok(), message_id=message.msg_id, offset=result.queue_offset, recall_handle=result.recall_handle
+        )
+        for message in messages
+    ]
 
 
-for _name in (
-    "UpdateOffset",
-    "GetOffset",
-    "QueryOffset",
-    "SyncLiteSubscription",
-):
-    setattr(MessagingService, _name, _refused(getattr(services, f"{_name}Response")))
-MessagingService.PullMessage = _refused_stream(services.PullMessageResponse)
+async def _send_half(group: str, messages: Sequence[Message], producers: Producers) -> list[Proto]:
+    half = await producers.send_half(group, messages[0])
+    record, at = half.record, half.at
+    handle = TransactionHandle(transaction_id=record.transaction_id, group=group, half_messages=(at,))
+    entry = services.SendResultEntry(
+        status=ok(), message_id=record.msg_id, transaction_id=str(handle), offset=at.offset
+    )
+    return [entry]

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.messages import topic_name
-from commitlake.clients.gateway.status import ok
-from commitlake.clients.gateway.stubs import Proto, definitions, services
+from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
 from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import topic_names
 from commitlake.protocol.wire import CheckRecord, Settings
@@ -27,9 +26,6 @@ _ATTEMPTS, _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 3, 10, 1_000
 
 class Session:
     """One telemetry stream of a client.
-
-    Args:
-        caller: the client that opened it.
 
     Attributes:
         gone: done when the stream has ended.

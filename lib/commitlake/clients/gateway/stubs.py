@@ -1,12 +1,17 @@
-"""RocketMQ's message definitions and server stubs, from the package rocketmq-python-client."""
+"""RocketMQ's message definitions and server stubs, from the package rocketmq-python-client, and its status codes."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from types import ModuleType
 from typing import Any
+
+from commitlake.errors import FailedSend, GatewayRefusal, MQClientException, UncertainSend
+
+log = logging.getLogger(__name__)
 
 Proto = Any
 """A protobuf message. Protobuf makes the classes while it loads the module, so no type checker knows them."""
@@ -31,3 +36,42 @@ def _loaded() -> list[ModuleType]:
 
 
 definitions, services, servicers = _loaded()
+
+_OF_REASONS = {
+    "MISSING_REAL_TOPIC": "ILLEGAL_TOPIC",
+    "ILLEGAL_TOPIC": "ILLEGAL_TOPIC",
+    "TOPIC_NOT_ALLOWED": "TOPIC_NOT_FOUND",
+    "MISSING_UNIQ_KEY": "ILLEGAL_MESSAGE_ID",
+    "BODY_TOO_LARGE": "MESSAGE_BODY_TOO_LARGE",
+    "BAD_DELAY": "ILLEGAL_DELIVERY_TIME",
+    "DELAY_TOO_LONG": "ILLEGAL_DELIVERY_TIME",
+    "BAD_BATCH": "MESSAGE_CORRUPTED",
+    "ILLEGAL_MESSAGE_TAG": "ILLEGAL_MESSAGE_TAG",
+    "TRANSACTIONS_REJECTED": "FORBIDDEN",
+}
+"""Status codes by a producer's reason for a refusal; any other reason is BAD_REQUEST."""
+
+
+def ok() -> Proto:
+    """The status of success."""
+    return definitions.Status(code=definitions.OK, message="OK")
+
+
+def status_of(error: Exception) -> Proto:
+    """The status of an error. An unexpected error is logged, and its text is not sent to the client."""
+    name = _code(error)
+    if name == "INTERNAL_SERVER_ERROR":
+        log.error("a call failed", exc_info=error)
+    text = "the gateway failed; its log says why" if name == "INTERNAL_SERVER_ERROR" else str(error)
+    return definitions.Status(code=definitions.Code.Value(name), message=text)
+
+
+def _code(error: Exception) -> str:
+    if isinstance(error, GatewayRefusal):
+        return error.code
+    if isinstance(error, UncertainSend):
+        return "MASTER_PERSISTENCE_TIMEOUT"
+    if isinstance(error, MQClientException):
+        unavailable = type(error) is FailedSend
+        return "HA_NOT_AVAILABLE" if unavailable else _OF_REASONS.get(error.reason or "", "BAD_REQUEST")
+    return "INTERNAL_SERVER_ERROR"

@@ -11,12 +11,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from commitlake.clients.producer.default import listed
-from commitlake.clients.producer.ending import Ending
 from commitlake.clients.producer.listener import failed
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
-from commitlake.clients.producer.timeouts import Timeout, milliseconds
-from commitlake.clients.producer.transaction import HalfMessage, Transaction
+from commitlake.clients.producer.plain import Timeout, milliseconds
+from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import NO_LISTENER, log_lost, sent_result
 from commitlake.errors import FailedSend, RefusedSend
 

@@ -11,7 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from commitlake.clients.producer.engine import Engine, Queue, Result, Sent
+from commitlake.clients.producer.engine import FORKED, Engine, Queue, Result, Sent
 from commitlake.errors import FailedSend
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -30,9 +30,6 @@ class ByHand:
     An exception of a signal handler (a time-out by `signal.alarm`, Celery's soft time limit) may leave a lock of
     kafka-python held, or its buffer torn; then no send would ever end. So other threads make the main thread's calls.
     The main thread only waits for them, by a lock of the call.
-
-    Args:
-        engine: the engine that sends.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -49,6 +46,8 @@ class ByHand:
 
     def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """See `Engine`."""
+        if os.getpid() != self._pid:  # a fork has none of the engine's threads
+            raise FailedSend(FORKED)
         sent = self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
         return _SentByHand(sent.outcome, partial(self._made, sent.withdraw))
 
@@ -67,7 +66,7 @@ class ByHand:
 
     def _made(self, make: Callable[[], T]) -> T:
         if threading.current_thread() is not threading.main_thread() or os.getpid() != self._pid:
-            return make()  # a fork has none of these threads, and the engine raises an error there
+            return make()  # a fork has none of these threads
         if sys.is_finalizing():  # called by a finalizer, or at the end of a `with` block in an unclosed generator
             raise FailedSend(_AT_AN_END)
         outcome = Result[T]()

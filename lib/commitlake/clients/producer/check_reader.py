@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -17,9 +19,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, T
 from kafka.errors import KafkaError as ClientError
 
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.clients.producer.check_progress import Calls, CheckProgress
 from commitlake.clients.producer.check_turns import Turned, turns
-from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.errors import RecordError, RefusedSend
 from commitlake.kafka.clients import python_group_options
@@ -27,6 +27,7 @@ from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import headers, wire
 from commitlake.protocol.kafka_topics import CHECK, check_topic
+from commitlake.throttled import Ignored
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,67 @@ _GRACE_S = 2.0
 REFUSED_S = 30.0
 """Pause after a refusal; then it is retried, so that a right granted later needs no restart."""
 
+
+class CheckProgress:
+    """The offset below which all records of a partition are done. Calls of `begin` must come in rising order."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, None] = {}  # a dict keeps the order in which records began
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def begin(self, offset: int) -> None:
+        """Note that the record at `offset` has been read."""
+        with self._lock:
+            self._open[offset] = None
+            self._next = offset + 1
+
+    def done(self, offset: int) -> None:
+        """Note that the record at `offset` needs no more work; a second call changes nothing."""
+        with self._lock:
+            self._open.pop(offset, None)
+
+    def __len__(self) -> int:
+        """How many records were read and are not done."""
+        return len(self._open)
+
+    @property
+    def position(self) -> int:
+        """Offset of the first record that is not done; else the offset after the last record that was read."""
+        with self._lock:
+            return next(iter(self._open), self._next)
+
+
+class Calls:
+    """Calls of the listener, each of which may take `timeout_s`."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._begun: dict[int, float] = {}
+        self._numbers = itertools.count()
+        self._returned = time.monotonic()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count a call as running within the `with` block."""
+        number = next(self._numbers)
+        self._begun[number] = time.monotonic()
+        try:
+            yield
+        finally:
+            self._returned = time.monotonic()
+            del self._begun[number]
+
+    def __len__(self) -> int:
+        """How many calls are running."""
+        return len(self._begun)
+
+    def are_late(self) -> bool:
+        """Whether calls are running, and none has begun or returned for `timeout_s`."""
+        begun = list(self._begun.values())
+        return bool(begun) and time.monotonic() - max(self._returned, *begun) > self.timeout_s
+
+
 Answer = Callable[[wire.CheckRecord, Calls, Done], object]
 """Answers one check: asks the listener within `Calls.one`, sends the answer, and calls `Done` with the outcome."""
 
@@ -50,14 +112,8 @@ Answer = Callable[[wire.CheckRecord, Calls, Done], object]
 class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     """One Kafka consumer, in the Kafka consumer group that all instances of a producer group share.
 
-    It takes turns with the other readers of this process, and ends when the object of `answer` is collected.
-
-    Args:
-        link: connection to Kafka.
-        group: producer group whose checks are answered.
-        answer: answers one check; a method of an object.
-        executor: runs `answer`; None for a pool of its own.
-        timeout_s: seconds after which a running call counts as hung.
+    It takes turns with the other readers of this process, and ends when the object of `answer`, a method, is collected.
+    Answers run in `executor`, or in a pool of its own; after `timeout_s` a running one counts as hung.
     """
 
     def __init__(
@@ -89,8 +145,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
     def stop(self, until: float) -> None:
         """Read no more checks, wait for running answers, commit, and leave the consumer group.
 
-        Args:
-            until: time by `time.monotonic` at which unanswered checks are given up.
+        Unanswered checks are given up at `until`, by `time.monotonic`.
         """
         self._until = until
         self._stopping.set()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from functools import lru_cache
 
-from commitlake.kafka.quiet import ThrottledFilter
+from commitlake.throttled import Throttle
 
 READERS = 8
 """Threads at most; that many readers may hang at a time, each on a Kafka that does not answer."""
@@ -37,7 +37,7 @@ class CheckTurns:
     """
 
     def __init__(self) -> None:
-        self.outages = ThrottledFilter()
+        self.outages = Throttle()
         self._waiting = deque[tuple[Turn, bool]]()
         self._readers = self._threads = self._failing = 0
         self._changed = threading.Condition()

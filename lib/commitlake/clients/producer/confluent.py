@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,11 +13,11 @@ from confluent_kafka import KafkaError as Failure
 from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Queue, Result
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
-from commitlake.kafka.quiet import ThrottledFilter
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
+from commitlake.throttled import ThrottledFilter
 
 log = logging.getLogger(__name__)
 _said = logging.getLogger(f"{__name__}.librdkafka")
@@ -40,6 +39,7 @@ _REFUSED = (
 )
 
 Options = Callable[[int], dict[str, Any]]
+"""librdkafka's options for a client that gives a record up after so many ms."""
 Explain = Callable[[Exception], str]
 
 
@@ -48,16 +48,10 @@ class ConfluentEngine:
 
     No record can be withdrawn, since librdkafka does not say whether a record that it gave up had gone out: such a send
     is uncertain.
-
-    Args:
-        options: returns librdkafka's options for a client that gives a record up after so many ms.
-        timeout_ms: how long a send waits, ms.
-        explain: returns the text for a user about a problem with Kafka.
     """
 
     def __init__(self, options: Options, timeout_ms: int, explain: Explain) -> None:
         self._explain = explain
-        self._pid = os.getpid()
         self._queues: dict[str, tuple[int, float]] = {}
         self._open: set[Result[Position]] = set()  # sends without an outcome
         self._shared = _Clients(options, timeout_ms)
@@ -71,7 +65,7 @@ class ConfluentEngine:
         if time.monotonic() < until:
             return known
         try:
-            found = self._current(timeout_ms).producer.list_topics(topic, timeout_ms / 1_000).topics[topic]
+            found = self._shared.newest(timeout_ms).producer.list_topics(topic, timeout_ms / 1_000).topics[topic]
         except KafkaException as error:
             raise self._told(error.args[0], is_sent=False) from error
         if found.error is not None:
@@ -88,7 +82,7 @@ class ConfluentEngine:
         again = partial(produce, partial(self._lone.newest, timeout_ms), None)
         self._open.add(sending.outcome)
         try:
-            produce(partial(self._current, timeout_ms), again)
+            produce(partial(self._shared.newest, timeout_ms), again)
         except BaseException:
             self._open.discard(sending.outcome)
             raise
@@ -125,10 +119,9 @@ class ConfluentEngine:
 
     def close(self, timeout_s: float) -> None:
         """See `Engine`."""
-        if os.getpid() == self._pid:  # a fork must not close the connection of its parent
-            until = time.monotonic() + timeout_s
-            for clients in (self._shared, self._lone):  # in this order: `_lone` gets records refused meanwhile
-                clients.close(until)
+        until = time.monotonic() + timeout_s
+        for clients in (self._shared, self._lone):  # in this order: `_lone` gets records refused meanwhile
+            clients.close(until)
 
     def _delivered(
         self,
@@ -161,11 +154,6 @@ class ConfluentEngine:
         if error.fatal() or error.code() == Failure._FATAL:
             client.is_spoilt = True
 
-    def _current(self, timeout_ms: int) -> _Client:
-        if os.getpid() != self._pid:
-            raise FailedSend(FORKED)
-        return self._shared.newest(timeout_ms)
-
 
 def _failure_of(again: Callable[[], None]) -> MQClientException | None:
     """Send a refused record again by itself; return an error if that fails: then the record is nowhere."""
@@ -182,12 +170,7 @@ def _failure_of(again: Callable[[], None]) -> MQClientException | None:
 
 
 class _Clients:
-    """The client that takes records, and replaced clients that still hold some.
-
-    Args:
-        options: returns librdkafka's options for a client that gives a record up after so many ms.
-        timeout_ms: the shortest time-out of a client, ms.
-    """
+    """The client that takes records, and replaced clients that still hold some. No time-out is below `timeout_ms`."""
 
     def __init__(self, options: Options, timeout_ms: int) -> None:
         self._options, self._timeout_ms = options, timeout_ms
@@ -231,9 +214,6 @@ class _Clients:
 
 class _Client:
     """librdkafka's producer, and the thread that runs its callbacks until it must end and all records have an outcome.
-
-    Args:
-        options: librdkafka's options.
 
     Attributes:
         thread: the thread that runs callbacks.

@@ -1,29 +1,35 @@
-"""The connection that producers of a process share: a client that sends, the reader of the settings, and a loop."""
+"""The connection that producers of a process share: a client that sends, the reader of the settings, and a loop.
+
+The settings are the limits that the coordinator publishes.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError as ClientError
+from kafka.errors import KafkaTimeoutError
 
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.engine import Engine
 from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
-from commitlake.clients.producer.settings import SettingsReader
 from commitlake.config import KafkaConfig
-from commitlake.errors import FailedSend, MQClientException
+from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import confluent_options, python_options, record_bytes
-from commitlake.kafka.refusals import Loop
+from commitlake.kafka.refusals import Loop, is_refusal
+from commitlake.kafka.unreadable import poll
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import SETTINGS
+from commitlake.throttled import Ignored
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +45,13 @@ _LEAST_MS = 1_000
 """Least time-out of the client's requests: with a shorter one no connection would succeed. A send may wait less."""
 _LONGEST_REQUEST_MS = 900_000
 """The longest request time-out that librdkafka takes."""
+_POLL_MS, _BACKOFF_MS = 500, 200
 _LEFT_S = 10.0
 """Time for buffered records of producers that were collected without a shutdown."""
 
 
 class Connection:
-    """The connection of several producers. The first one starts it; the last one's shutdown, or collection, ends it.
-
-    Args:
-        kafka: names Kafka's address and options.
-        start_timeout_ms: how long a start waits for Kafka, ms.
-        more: further options of kafka-python's clients.
-        engine: name of the engine that sends.
-        timeout_ms: how long a send waits, ms.
-    """
+    """The connection of several producers. The first one starts it; the last one's shutdown, or collection, ends it."""
 
     def __init__(
         self, kafka: KafkaConfig, start_timeout_ms: int, more: Mapping[str, Any], engine: str, timeout_ms: int
@@ -87,9 +86,9 @@ class Connection:
     @property
     def settings(self) -> wire.Settings:
         """The newest limits the coordinator has published."""
-        if self._reader is None:
+        if self._reader is None or self._reader.known is None:
             raise FailedSend(NOT_RUNNING)
-        return self._reader.current
+        return self._reader.known
 
     def net(self) -> Loop:
         """The event loop, with its thread, for the clients of all check readers; a new one after a crash."""
@@ -244,3 +243,102 @@ def shared(connection: Connection) -> Connection:
 def _of(pid: int) -> tuple[threading.RLock, WeakValueDictionary[object, Connection]]:
     """Lock and connections of a process. A fork gets new ones: its copy of the parent's lock may be held for ever."""
     return threading.RLock(), WeakValueDictionary()
+
+
+class SettingsReader:
+    """Follows the Kafka topic `settings`: at the start, then in the background.
+
+    The reading thread calls `look` at least once for each poll.
+
+    Attributes:
+        known: the content of the last record; None before the first.
+    """
+
+    def __init__(
+        self,
+        client_options: Mapping[str, Any],
+        topic: str,
+        explain: Callable[[Exception], str],
+        look: Callable[[], object],
+    ) -> None:
+        self._client_options = client_options
+        self._topic = topic
+        self._explain, self._look = explain, look
+        self.known: wire.Settings | None = None
+        self._failure: Exception | None = None
+        self._ignored = Ignored(topic)
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="commitlake-settings", daemon=True)
+
+    def start(self, timeout_ms: int) -> None:
+        """Return once the newest settings are known.
+
+        Raises:
+            MQClientException: Kafka is out of reach, or nothing was read within `timeout_ms`.
+        """
+        self._thread.start()
+        if self._ready.wait(timeout_ms / 1_000) and self._failure is None:
+            return
+        self.stop()
+        if self._failure:
+            log.debug("the last try to read %s", self._topic, exc_info=self._failure)
+            msg = f"cannot read the Kafka topic {self._topic}: {self._explain(self._failure)}"
+            raise MQClientException(msg) from None  # the text has the cause, which 25 lines of its traceback would hide
+        msg = (
+            f"the Kafka topic {self._topic} has no settings after {timeout_ms} ms; "
+            "start the coordinator, which publishes them, or check topic_prefix"
+        )
+        raise MQClientException(msg)
+
+    def stop(self) -> None:
+        """Stop reading; does nothing when it is not running."""
+        self._stopping.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def _follow(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._look()
+                self._failure = None
+                self._consume()
+            except Exception as error:  # whatever it is: a waiting `start` raises it, and later limits are still read
+                self._failure = error
+                if is_refusal(error) and not self._ready.is_set():
+                    self._ready.set()  # `start` fails at once, since a retry would be refused too
+                    return
+                log.debug("reading %s failed, trying again: %s", self._topic, error)
+                self._stopping.wait(_BACKOFF_MS / 1_000)
+
+    def _consume(self) -> None:
+        consumer = KafkaConsumer(**self._client_options, enable_auto_commit=False)
+        try:
+            partition = TopicPartition(self._topic, 0)
+            while not consumer.partitions_for_topic(self._topic):
+                with suppress(KafkaTimeoutError):  # a missing topic times out; denied access raises another error
+                    consumer.end_offsets([partition], timeout_ms=_BACKOFF_MS)
+                if self._stopping.is_set():
+                    return
+            consumer.assign([partition])
+            consumer.seek_to_beginning(partition)
+            end = consumer.end_offsets([partition])[partition]
+            while not self._stopping.is_set():
+                self._look()
+                for record in poll(consumer, self._pass, timeout_ms=_POLL_MS).get(partition, []):
+                    self._take(record)
+                if self.known and consumer.position(partition) >= end:
+                    self._ready.set()
+        finally:
+            consumer.close()
+
+    def _take(self, record: Any) -> None:
+        if record.key != wire.SETTINGS_KEY or record.value is None:
+            return
+        try:
+            self.known = wire.decode_settings(record.value)
+        except RecordError as error:
+            self._ignored.add(f"0-{record.offset}", error)
+
+    def _pass(self, partition: TopicPartition, offset: int, reason: str) -> None:
+        self._ignored.add(f"{partition.partition}-{offset}", reason)

@@ -14,9 +14,8 @@ import yaml
 from commitlake.clients import tracing
 from commitlake.clients.producer.link import KafkaLink, Late
 from commitlake.clients.producer.message import Message, SendResult, SendStatus
-from commitlake.clients.producer.plain import shown
+from commitlake.clients.producer.plain import Timeout, milliseconds, shown
 from commitlake.clients.producer.record_maker import RecordMaker, check_group, topic_of
-from commitlake.clients.producer.timeouts import Timeout, milliseconds
 from commitlake.config import KafkaConfig, values
 from commitlake.errors import MQClientException, RecordError, RefusedSend
 from commitlake.protocol import wire

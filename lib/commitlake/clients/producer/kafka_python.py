@@ -9,7 +9,6 @@ so after an outage each retry of an application would go out.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
-from commitlake.clients.producer.engine import FORKED, OLD_CLIENT_S, SHUT_DOWN, Queue, Result
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol.encoding import Position
@@ -43,6 +42,8 @@ _BESIDE_REFUSED = "part of a batch which had one more"
 """Part of kafka-python's error for a good record in a batch that Kafka refused as a whole."""
 
 Connect = Callable[[int, bool], KafkaProducer]
+"""Makes a client that gives a record up after so many ms; the flag says whether it is the first client. Raises
+kafka-python's errors."""
 Explain = Callable[[Exception], str]
 
 
@@ -51,14 +52,7 @@ class _Withdrawn(KafkaTimeoutError):  # type: ignore[misc]
 
 
 class KafkaPythonEngine:
-    """Sends with one client that all threads share, until an error spoils it; then with a new one.
-
-    Args:
-        connect: makes a client that gives a record up after so many ms; the flag says whether it is the first client.
-            Raises kafka-python's errors.
-        timeout_ms: how long a send waits, ms.
-        explain: returns the text for a user about a problem with Kafka.
-    """
+    """Sends with one client that all threads share, until an error spoils it; then with a new one."""
 
     def __init__(self, connect: Connect, timeout_ms: int, explain: Explain) -> None:
         self._connect, self._timeout_ms, self._explain = connect, timeout_ms, explain
@@ -69,7 +63,6 @@ class KafkaPythonEngine:
         self._renewal: Future[KafkaProducer] | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        self._pid = os.getpid()
 
     def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> _Sending:
         """See `Engine`."""
@@ -87,11 +80,10 @@ class KafkaPythonEngine:
         """See `Engine`."""
         with self._lock:
             self._is_closed = True
-        if os.getpid() == self._pid:  # a fork must not close the connection of its parent
-            until = time.monotonic() + timeout_s
-            self.flush(timeout_s / 2)
-            for each in (self._client, *self._old):
-                _close(each, max(0.0, until - time.monotonic()))
+        until = time.monotonic() + timeout_s
+        self.flush(timeout_s / 2)
+        for each in (self._client, *self._old):
+            _close(each, max(0.0, until - time.monotonic()))
 
     def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> MQClientException:
         """The public error for an error of kafka-python.
@@ -136,8 +128,6 @@ class KafkaPythonEngine:
     def _current(self, timeout_ms: int, until: float) -> KafkaProducer:
         if self._is_closed:
             raise FailedSend(SHUT_DOWN)
-        if os.getpid() != self._pid:
-            raise FailedSend(FORKED)
         while True:
             with self._lock:
                 if self._spoilt is not self._client and timeout_ms <= self._made_for_ms:
@@ -189,12 +179,7 @@ class KafkaPythonEngine:
 
 
 class _Sending:
-    """One record on its way; see `Sent`.
-
-    Args:
-        engine: converts and notes errors.
-        hand_over: gives the record to a client, and returns the client and kafka-python's future.
-    """
+    """One record on its way; see `Sent`. `hand_over` returns the client that took it, and kafka-python's future."""
 
     def __init__(self, engine: KafkaPythonEngine, hand_over: Callable[[], tuple[KafkaProducer, Any]]) -> None:
         self.outcome = Result[Position]()

@@ -96,14 +96,7 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
 
 
 class KafkaLink:
-    """A producer's link to the connection that producers of its process share.
-
-    Args:
-        kafka: names Kafka's address and options.
-        start_timeout_ms: how long a start waits for Kafka, ms.
-        more: further options of kafka-python's clients.
-        engine: name of the engine that sends.
-    """
+    """A producer's link to the connection that producers of its process share."""
 
     def __init__(self, kafka: KafkaConfig, start_timeout_ms: int, more: object, engine: str = ENGINES[0]) -> None:
         if not isinstance(more, Mapping):
@@ -121,9 +114,6 @@ class KafkaLink:
 
     def start(self, timeout_ms: int) -> None:
         """Connect and read the settings.
-
-        Args:
-            timeout_ms: how long a send waits, ms.
 
         Raises:
             MQClientException: Kafka is out of reach, or the coordinator has not run yet.
@@ -213,14 +203,9 @@ class KafkaLink:
             raise UncertainSend(msg) from None
 
     def send_soon(self, topic: str, queue: int, record: Encoded, timeout_ms: int, done: Done) -> None:
-        """Send without waiting.
+        """Send without waiting; `done` is called with the outcome.
 
-        Args:
-            topic: name without the prefix.
-            queue: partition.
-            record: key, value and headers.
-            timeout_ms: the client gives the record up after this time, ms.
-            done: called with the outcome.
+        The client gives the record up after `timeout_ms`. `topic` is the name without the prefix.
         """
         try:
             sent = self._send(self.kafka.topic(topic), queue, record, timeout_ms)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from commitlake.clients.producer.plain import data, free, id_of, named, shown
-from commitlake.clients.producer.timeouts import Timeout
+from commitlake.clients.producer.plain import Timeout, data, free, id_of, named, shown
 from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.durations import Duration

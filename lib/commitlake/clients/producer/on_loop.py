@@ -16,12 +16,11 @@ from weakref import WeakValueDictionary
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer import plain
-from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.ending import Ending
+from commitlake.clients.producer.check_reader import Calls
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
-from commitlake.clients.producer.transaction import HalfMessage
+from commitlake.clients.producer.transaction import Ending, HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.protocol import wire
@@ -37,12 +36,7 @@ _NOT_CALLED = "the producer was shut down before this was called"
 
 
 class LoopExecutor(Executor):
-    """Awaits coroutine functions on an event loop; no thread waits for them.
-
-    Args:
-        loop: the event loop.
-        most: how many calls may run at a time.
-    """
+    """Awaits coroutine functions on an event loop, at most `most` at a time; no thread waits for them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self._loop, self._free = loop, asyncio.Semaphore(most)
@@ -87,17 +81,12 @@ class SendLanes:
 
 
 class ProducerOnLoop(TransactionMQProducer):
-    """A producer whose listener and hooks are called on an event loop.
+    """A producer whose listener and hooks are called on an event loop; plain functions among them run in `executor`.
 
-    Sends block threads of their own, each for a send's time-out at most, and never wait for the application. So the
-    application may send from all its listener calls at once, and no send waits for another's listener.
-
-    Args:
-        group: producer group.
-        listener: its methods are coroutine functions, or plain functions, which run in threads.
-        threads: sends that may run at a time, and calls of plain methods.
-        executor: runs plain methods, instead of a pool of `threads` threads.
-        options: arguments of `TransactionMQProducer`, by name.
+    Up to `threads` sends block threads of their own, each for a send's time-out at most, and never wait for the
+    application. So the application may send from all its listener calls at once, and no send waits for another's
+    listener. Without `executor` a pool of as many threads calls the plain functions. `options` are those of
+    `TransactionMQProducer`.
     """
 
     def __init__(
@@ -140,11 +129,7 @@ class ProducerOnLoop(TransactionMQProducer):
             self._callers.refuse(partial(MQClientException, _NOT_CALLED))
 
     async def sending(self, call: Callable[[], T], message: Message | Sequence[Message] | None = None) -> T:
-        """Run a call that sends in a thread.
-
-        Args:
-            call: the function that sends.
-            message: the message of the call, which goes out after earlier ones with the same sharding key.
+        """Run a call that sends `message` in a thread, after earlier ones with the same sharding key.
 
         Raises:
             FailedSend: the producer was shut down before the call's turn, or no thread can be started.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from commitlake.errors import RecordError
+from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import headers
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS, duration_ms
@@ -22,12 +22,32 @@ from commitlake.protocol.postgresql import TRANSACTION
 if TYPE_CHECKING:
     from commitlake.clients.producer.message import Message
 
+Timeout = int | str | timedelta
+"""A number of ms, a text with a unit such as `15s`, or a `timedelta`."""
+_LONGEST_MS = 20 * DAY_MS
+"""Kafka's clients count ms in 31 bits (24 days), and add something to a time-out."""
 _MOST = 10**18
 """Larger numbers become this one, which is as wrong: Python makes no text of a number of more than 4 300 digits."""
 _MOST_IMMUNITY_S = 2**31 - 1
 """The largest value of the column; landing counts a number of more than 18 digits as absent."""
 _LONG_AGO_MS = 365 * DAY_MS
 _OF_MS = "ms from 0 up, a text such as '15s', or a timedelta"
+
+
+def milliseconds(name: str, given: object) -> int:
+    """Length in ms of a `Timeout`; the error names the argument.
+
+    Raises:
+        MQClientException: `given` is no `Timeout`, or longer than 20 days.
+    """
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        ms = duration_ms(given / 1_000) if abs(given) <= _LONGEST_MS else None  # an int may be too large for a float
+    else:
+        ms = duration_ms(given)
+    if ms is None or ms > _LONGEST_MS:
+        msg = f"{name}: {given!r:.100} is not allowed; give ms from 0 to '20d', a text such as '15s', or a timedelta"
+        raise MQClientException(msg)
+    return ms
 
 
 def shown(given: object) -> str:

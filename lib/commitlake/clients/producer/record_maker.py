@@ -74,10 +74,7 @@ class RecordMaker:
     ) -> wire.HalfRecord:
         """The record of a half message.
 
-        Args:
-            message: the application's message.
-            first: the first half message of its transaction; None for the first one itself.
-            first_half: the position of `first` in `half`.
+        `first` is the first half message of its transaction, at `first_half`; both are None for the first one itself.
         """
         chosen, is_new = message.chosen_transaction_id, message.message_id is None
         transaction_id = plain.id_of("Message.transaction_id", None if chosen == "" else chosen)

@@ -14,12 +14,8 @@ from typing import Any
 
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.clients.producer.check_progress import Calls
-from commitlake.clients.producer.check_reader import CheckAnswerer
-from commitlake.clients.producer.database_transaction import DatabaseTransaction
+from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
-from commitlake.clients.producer.ending import Ending
-from commitlake.clients.producer.ignored import Ignored
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
 from commitlake.clients.producer.message import (
@@ -29,14 +25,15 @@ from commitlake.clients.producer.message import (
     SendStatus,
     TransactionSendResult,
 )
-from commitlake.clients.producer.postgresql import LocalDatabase
+from commitlake.clients.producer.plain import Timeout, milliseconds
+from commitlake.clients.producer.postgresql import DatabaseTransaction, LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
-from commitlake.clients.producer.timeouts import Timeout, milliseconds
-from commitlake.clients.producer.transaction import HalfMessage, Transaction
+from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.errors import FailedSend, MQClientException, RefusedSend
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
+from commitlake.throttled import Ignored
 
 log = logging.getLogger(__name__)
 

@@ -8,12 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.coordination import check_requests, duplicates, event_messages, ledger_rows, topic_rows
+from commitlake.coordinator.coordination import batch_rows, check_requests, event_messages
 from commitlake.coordinator.coordination.context import Context
-from commitlake.coordinator.coordination.counted import times, told_times
 from commitlake.coordinator.coordination.events import EndedCount, Events
 from commitlake.coordinator.coordination.rejected_rows import rejected_rows
 from commitlake.coordinator.coordination.unmatched.resolve import Resolved
@@ -22,7 +21,7 @@ from commitlake.protocol.clock import as_datetime
 from commitlake.protocol.states import Event, Source
 from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.spark.parallel import run_all
-from commitlake.tables.landed_after import AFTER
+from commitlake.tables.commits import AFTER
 from commitlake.tables.small_files import are_few
 
 
@@ -82,7 +81,7 @@ class Batch:
             for src, frame in messages.items():
                 messages[src] = checkpoint_lazily(frame)
                 cached.callback(release, messages[src])
-            messages = duplicates.without_duplicates(messages, context.dedup, events.now) if messages else {}
+            messages = event_messages.without_duplicates(messages, context.dedup, events.now) if messages else {}
             return cls(
                 context, events, batch_id, landing_id, messages, found.requeued, found.reopened, cached.pop_all()
             )
@@ -91,13 +90,13 @@ class Batch:
         """The commit point: a message with a row in `transactions` or `deliveries` has ended."""
         counters = self.context.counters
         if self.events.count(Event.DECIDED):
-            rows = ledger_rows.transactions(self.messages[Source.HALF], self.batch_id)
-            place, shown = "0, queue, half_offset", ledger_rows.SHOWN_AT_ONCE
+            rows = batch_rows.transactions(self.messages[Source.HALF], self.batch_id)
+            place, shown = "0, queue, half_offset", batch_rows.SHOWN_AT_ONCE
             since = [(counters.ended, "unix_millis(stored_at)"), (counters.committed, _since(shown))]
             written = self._append_ledger(rows, "transactions", shown, place, since)
             self.events.check_written(written, "transactions", Event.DECIDED)
         ended = [
-            ledger_rows.deliveries(self.messages[src], src, self.batch_id)
+            batch_rows.deliveries(self.messages[src], src, self.batch_id)
             for src in Source
             if self.events.count(Event.DELIVERY, src=src)
         ]
@@ -115,9 +114,9 @@ class Batch:
         """
         clock = partial(self.context.clock.onward_ms, self.events.now)
         if self.topics:
-            shown = f"({topic_rows.SHOWN}) AND duplicate_of IS NULL"
+            shown = f"({batch_rows.SHOWN}) AND duplicate_of IS NULL"
             frames = [
-                topic_rows.topic_rows(frame.where(shown), src, self.batch_id)
+                batch_rows.topic_rows(frame.where(shown), src, self.batch_id)
                 for src, frame in self.messages.items()
                 if self.events.count(Event.DECIDED, Event.DELIVERY, src=src)
             ]
@@ -134,13 +133,13 @@ class Batch:
         tasks: list[Callable[[], None]] = []
         if events.count_discarded():
             columns = self.context.warehouse.read("half").columns
-            rows = ledger_rows.discarded(self.messages[Source.HALF], columns, self.batch_id)
+            rows = batch_rows.discarded(self.messages[Source.HALF], columns, self.batch_id)
             tasks.append(partial(append, rows, "discarded", self.marker, few=self.few))
         if events.count(Event.REFUSED):
             refused = rejected_rows(self.context.warehouse, self.context.config, events)
             tasks.append(partial(append, refused, "rejected", self.marker))
         if events.count(Event.CHECK):
-            checks = ledger_rows.checks(self.messages[Source.HALF], self.batch_id)
+            checks = batch_rows.checks(self.messages[Source.HALF], self.batch_id)
             tasks.append(partial(append, checks, "checks", self.marker, few=are_few(events.count(Event.CHECK))))
         if self.reopened is not None:
             reopened = self.reopened.withColumn("batch_id", F.lit(self.batch_id))
@@ -184,13 +183,13 @@ class Batch:
         """
         seen = Observation()
         topics = F.expr(f"to_json(collect_set(IF({shown}, topic, NULL)))").alias("topics")
-        gathered = [times(at, f"since {number}") for number, (_, at) in enumerate(since)]
+        gathered = [_times(at, f"since {number}") for number, (_, at) in enumerate(since)]
         places = F.expr(f"bit_xor(xxhash64({place}))").alias("places")
         found = rows.observe(seen, topics, F.count("*").alias("n"), F.sum("bytes").alias("bytes"), places, *gathered)
         self.context.warehouse.append(found, name, self.marker, few=self.few)
         self.bytes += seen.get["bytes"] or 0
         self.topics |= set(json.loads(seen.get["topics"]))
-        self.since += [(ages, told_times(seen.get[f"since {number}"])) for number, (ages, _) in enumerate(since)]
+        self.since += [(ages, _told_times(seen.get[f"since {number}"])) for number, (ages, _) in enumerate(since)]
         return EndedCount(seen.get["n"], seen.get["places"] or 0)
 
     def _parts(self) -> DataFrame | None:
@@ -203,4 +202,22 @@ class Batch:
 
 def _since(shown: str) -> str:
     """SQL of the time from which a message could have been visible; null for one that does not become visible."""
-    return f"IF({shown}, {ledger_rows.SINCE}, NULL)"
+    return f"IF({shown}, {batch_rows.SINCE}, NULL)"
+
+
+def _times(at_ms: str, name: str) -> Column:
+    """Aggregate of times, which `_told_times` reads: as JSON, since an observation hands no list to Python.
+
+    Their ages count up to a commit that is still to come. So the times themselves are kept: some 64 of them, each with
+    the number of rows at or near it.
+
+    Args:
+        at_ms: SQL of the time, ms since epoch, UTC; null for rows that do not count.
+        name: the name of the column.
+    """
+    return F.expr(f"to_json(histogram_numeric({at_ms}, 64))").alias(name)
+
+
+def _told_times(text: str | None) -> Times:
+    """The times that `_times` has gathered, from its JSON."""
+    return [(part["x"], round(part["y"])) for part in json.loads(text or "[]")]

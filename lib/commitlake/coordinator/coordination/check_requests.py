@@ -74,12 +74,7 @@ def _topic(kafka: KafkaConfig) -> Column:
 
 
 def tell_unanswered(config: Config, checked: DataFrame) -> None:
-    """Warn of groups that have no rule and answer nothing, as a repeated check shows.
-
-    Args:
-        config: has the rules.
-        checked: as in `records`.
-    """
+    """Warn of groups that have no rule and answer nothing, as a repeated check shows; `checked` as in `records`."""
     repeated = checked.where("repeat > 0").select("producer_group").distinct().limit(_MOST_TOLD).collect()
     silent = sorted({str(row[0]) for row in repeated} - set(config.checks))
     if silent:
@@ -135,12 +130,17 @@ def _with_parts(found: DataFrame, parts: DataFrame) -> DataFrame:
 
 def _headers() -> Column:
     """User properties, then the contract's own headers; a header without a value is left out."""
-    times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
-    texts = {name: F.col(column).cast("string") for name, column in _TEXTS.items()}
+    own = own_headers(_TEXTS)
     named = present({name: F.col(column) for name, column in _OPTIONAL.items()})
-    optional = F.concat(property_headers(texts | times), named)
+    optional = F.concat(property_headers(own), named)
     sent = F.when(_bytes(optional) <= MOST_PROPERTIES, optional).otherwise(F.array().cast(_HEADERS))
-    return F.concat(sent, present(texts | times))
+    return F.concat(sent, present(own))
+
+
+def own_headers(texts: Mapping[str, str]) -> dict[str, Column]:
+    """The values of the contract's headers, as texts; `texts` are headers by name, each with a column of messages."""
+    times = {name: F.unix_millis(F.col(column)).cast("string") for name, column in _TIMES.items()}
+    return {name: F.col(column).cast("string") for name, column in texts.items()} | times
 
 
 def property_headers(own: Iterable[str]) -> Column:

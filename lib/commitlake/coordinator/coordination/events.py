@@ -11,9 +11,10 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.input_table import SegmentKey
+from commitlake.coordinator.counters import Counters, Labels
 from commitlake.errors import DoubledError
 from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
-from commitlake.protocol.states import Event, Kind, Source, State
+from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
 from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.tables.spans import Span, joined
 
@@ -119,3 +120,45 @@ class Events:
     def release(self) -> None:
         """Frees the memory of the cache."""
         release(self.frame)
+
+
+class Timers:
+    """The next due time of each segment in which something is open, in ms since epoch, UTC."""
+
+    def __init__(self) -> None:
+        self._next: dict[SegmentKey, int] = {}
+
+    def note(self, events: Events) -> None:
+        """Takes the next due times from the events of a batch."""
+        for key, at in events.next_due().items():
+            if at is None:
+                self._next.pop(key, None)
+            else:
+                self._next[key] = at
+
+    def due(self, until: int) -> list[SegmentKey]:
+        """The segments that are due by `until`, ms since epoch, UTC."""
+        return [key for key, at in list(self._next.items()) if at <= until]
+
+
+def count(counters: Counters, events: Events) -> None:
+    """Counts the events of a batch that is complete, for metrics."""
+    for row in events.summary:
+        told = _told(row)
+        if told is not None:
+            name, label = told
+            counters.add(name, {label: row["n"]})
+
+
+def _told(row: Row) -> tuple[str, Labels] | None:
+    """The counter of an event, and its labels; None for an event that is not counted."""
+    match row["event"]:
+        case Event.DECIDED:
+            return "ended", (State(row["state"]).name, Reason(row["reason"]).name)
+        case Event.DELIVERY:
+            return "deliveries", (Delivery(row["state"]).name,)
+        case Event.REFUSED:
+            return "rejected", (Refusal(row["reason"]).name,)
+        case Event.CHECK:
+            return "checks", ("repeated" if row["is_again"] else "sent",)
+    return None

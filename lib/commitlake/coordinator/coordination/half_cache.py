@@ -48,11 +48,7 @@ class HalfCache:
             self._kept.popleft().release()
 
     def at(self, spans: Sequence[Span]) -> DataFrame:
-        """Rows of `half`: all at `spans`, and maybe others.
-
-        Args:
-            spans: where the wanted half messages lie.
-        """
+        """Rows of `half`: all at `spans`, and maybe others."""
         lows = self._lows()
         frames = [each.tables[_HALF] for each in self._kept if each.is_whole and _touches(each, spans)]
         old = [_below(span, lows.get(span.queue)) for span in spans]

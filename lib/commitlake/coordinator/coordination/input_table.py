@@ -7,23 +7,27 @@ and `op` does not concern the stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from typing import NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
+from commitlake.config import TransactionConfig
+from commitlake.config.rules import rules_of
 from commitlake.coordinator.coordination import input_rows
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
+from commitlake.coordinator.coordination.state import join_and_time
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.statemachine.rows import ABSENT, SEGMENT_SIZE
 from commitlake.protocol.states import Kind
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows, to_arrow
-from commitlake.tables import direct_append, log_cleanup
+from commitlake.tables import commits, direct_append
 from commitlake.tables.schemas import TableLayout
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
@@ -104,13 +108,24 @@ class InputTable:
         rows = self.spark.readStream.format("delta").options(**_ALL_NEW).load(self._path)
         return rows.withColumn("segment", F.expr(f"offset div {SEGMENT_SIZE}")).drop("part")
 
+    def coordinate(
+        self, timing: TransactionConfig, write: Callable[[DataFrame, int], None], checkpoint: str
+    ) -> StreamingQuery:
+        """Starts the query that puts the rows through the state machine, and hands out batches of events.
+
+        It has no clock: it runs a batch as soon as there are rows, and none without rows.
+        """
+        events = join_and_time(self.stream(), rules_of(timing))
+        writer = events.writeStream.queryName("coordination").foreachBatch(write).outputMode("append")
+        return writer.option("checkpointLocation", checkpoint).start()
+
     def _forget(self, part: int) -> None:
         """Drops the partitions below `part`, and the files of those that were dropped the last time.
 
         VACUUM would list all files for that. No batch in flight reads rows of a hundred appends ago.
         """
         self.spark.sql(f"DELETE FROM delta.`{self._path}` WHERE part < {part}")
-        log_cleanup.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
+        commits.forget(DeltaTable.forPath(self.spark, self._path), _KEPT_LOG_MS)
         if part > 1:
             self._files.delete(f"part={part - 2}")
 

@@ -43,13 +43,7 @@ def position(place: int) -> str:
 
 
 class DedupIndex:
-    """Finds the duplicates among messages of the topics of `topics.dedup`; it reads the names that the topics hold.
-
-    Args:
-        warehouse: the tables.
-        wanted: by topic, the column that is the name and how long a name is held.
-        clock: Kafka's time.
-    """
+    """Finds the duplicates among messages of the topics of `topics.dedup`; it reads the names that the topics hold."""
 
     def __init__(self, warehouse: Warehouse, wanted: Mapping[str, Dedup], clock: BrokerClock) -> None:
         self._warehouse, self._wanted, self._clock = warehouse, wanted, clock

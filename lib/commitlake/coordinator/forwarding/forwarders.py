@@ -30,12 +30,6 @@ class Forwarders:
     ) -> None:
         """Start a query for each topic of `topics.to_kafka`; with `available_now` each runs to its end before the next.
 
-        Args:
-            warehouse: the tables.
-            config: the configuration.
-            scratch: makes the checkpoint of a query.
-            available_now: send all messages that are there, then end.
-
         Raises:
             ConfigError: a topic can have no table.
             KafkaError: a Kafka topic is missing and can't be created.

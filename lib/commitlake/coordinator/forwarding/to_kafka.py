@@ -17,13 +17,15 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.coordinator.forwarding.patience import WAIT, warning_of_outage
-from commitlake.coordinator.forwarding.records import records
-from commitlake.errors import StreamError, root_reason
+from commitlake.coordinator.coordination.check_requests import own_headers, present, property_headers
+from commitlake.errors import KafkaError, StreamError, root_reason
 from commitlake.kafka import sink
+from commitlake.kafka.topics import is_there
+from commitlake.protocol import headers
 from commitlake.protocol.topic_names import path_name
 from commitlake.spark.callbacks import held_weakly
 from commitlake.tables import Warehouse, topic_table
@@ -34,6 +36,24 @@ _SAVE_S = 10.0
 _FIRST_PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 600.0
 _ALL = str((1 << 31) - 1)  # files
+_LONGEST_MS = str((1 << 31) - 1)  # 24 days
+_WAIT = {"kafka.delivery.timeout.ms": _LONGEST_MS, "kafka.max.block.ms": _LONGEST_MS}
+"""Kafka's client retries in order. After its default of two minutes an error would end the query, and later records of
+the queue could follow one that the client gave up."""
+_OUTAGE_FIRST_S = 10.0
+_OUTAGE_EACH_S = 60.0
+_TEXTS = {
+    headers.REAL_TOPIC: "topic",
+    headers.REAL_QID: "queue_id",
+    headers.UNIQ_KEY: "message_id",
+    headers.TRANSACTION_ID: "transaction_id",
+    headers.PGROUP: "producer_group",
+    headers.TAGS: "tags",
+    headers.KEYS: "keys",
+    headers.POSITION: "position",
+    headers.BATCH_ID: "batch_id",
+}
+_ORDER = ("queue_id", "batch_id", "source_queue", "source_offset", "source_index")
 
 
 class ToKafka:
@@ -165,11 +185,11 @@ class ToKafka:
             self.save()
 
     def _send(self, messages: DataFrame, _: int) -> None:
-        found = records(messages, self.topic, self._target, self._partitions)
+        found = _records(messages, self.topic, self._target, self._partitions)
         try:
             self.save_at_times()
-            with warning_of_outage(self._config, f"the query {self.name}", self._target):
-                sink.write(self._config, found, WAIT if self._waits else {})
+            with _warning_of_outage(self._config, f"the query {self.name}", self._target):
+                sink.write(self._config, found, _WAIT if self._waits else {})
         except Exception as error:
             self._failure = error
             raise
@@ -212,3 +232,47 @@ def _next_version(progress: Any) -> int | None:
     end = json.loads(progress.json)["sources"][0]["endOffset"]
     end = json.loads(end) if isinstance(end, str) else end
     return None if end is None or end["isStartingVersion"] else int(end["reservoirVersion"])
+
+
+def _records(messages: DataFrame, topic: str, target: str, partitions: int) -> DataFrame:
+    """Kafka records of rows of a topic table, in the topic's order within each queue.
+
+    A queue is always in the same of the target's `partitions`.
+    """
+    own = own_headers(_TEXTS)
+    place = F.concat_ws("-", "source", "source_queue", "source_offset", "source_index")
+    in_order = messages.repartition(partitions, "queue_id").sortWithinPartitions(*_ORDER)
+    return in_order.withColumns({"topic": F.lit(topic), "position": place}).select(
+        F.lit(target).alias("topic"),
+        F.pmod("queue_id", F.lit(partitions)).alias("partition"),
+        F.col("sharding_key").alias("key"),
+        F.col("body").alias("value"),
+        F.concat(property_headers(own), present(own)).alias("headers"),
+        F.concat(F.lit(f"the message {topic} at "), "position").alias("name"),
+    )
+
+
+@contextmanager
+def _warning_of_outage(config: Config, what: str, target: str) -> Iterator[None]:
+    """Warns once a minute while `what` takes long because Kafka is away: records wait in the client, in order."""
+    done = threading.Event()
+    threading.Thread(target=_tell, args=(config, what, target, done), name=f"commitlake-{target}", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _tell(config: Config, what: str, target: str, done: threading.Event) -> None:
+    begun, wait_s = time.monotonic(), _OUTAGE_FIRST_S
+    while not done.wait(wait_s):
+        wait_s, reason = _OUTAGE_EACH_S, _trouble(config, target)
+        if reason and not done.is_set():
+            log.warning("%s waits for %.0f s, and goes on in order: %s", what, time.monotonic() - begun, reason)
+
+
+def _trouble(config: Config, target: str) -> str:
+    try:
+        return "" if is_there(config, target) else f"the Kafka topic {target} is not there; create it"
+    except KafkaError as error:
+        return str(error)

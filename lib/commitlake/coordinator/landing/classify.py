@@ -8,7 +8,6 @@ in the order of the cases below counts.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 
 from pyspark.sql import Column, DataFrame
@@ -19,13 +18,11 @@ from commitlake.coordinator.dedup.dedup_index import place_sql
 from commitlake.coordinator.landing import parse
 from commitlake.coordinator.landing.message_columns import alias, header, message_columns
 from commitlake.coordinator.landing.parts import size
-from commitlake.protocol import headers, kafka_topics, topic_names, wire
+from commitlake.protocol import headers, topic_names, wire
 from commitlake.protocol.encoding import MAX_ID_LENGTH, MAX_OFFSET, MAX_QUEUE
 from commitlake.protocol.message_batch import MOST_KEY_BYTES
-from commitlake.protocol.states import DUPLICATE_OF
+from commitlake.protocol.states import DUPLICATE_OF, LANDING_REASONS
 
-SOURCES = kafka_topics.LANDED
-"""The Kafka topics that land, without their prefix."""
 HALF, OP, DELAYED, TOPIC, REJECTED = "half", "op", "delayed", "topic", "rejected"
 """Where a record may go; `TOPIC` is the table of its own topic."""
 
@@ -33,44 +30,7 @@ Case = tuple[str, Column, Column]
 """A reason, when it applies, and the detail written with it."""
 
 _HEADERS = tuple(sorted(headers.MESSAGE_HEADERS | headers.TRANSACTION_HEADERS))
-_AFTER_TOPIC_NOT_ALLOWED = (
-    "BAD_QUEUE_ID",
-    "NULL_BODY",
-    "BODY_TOO_LARGE",
-    "BAD_BATCH",
-    "BAD_DELAY",
-    "DELAY_TOO_LONG",
-    "BAD_FIRST_HALF",
-    "TRANSACTIONS_REJECTED",
-)
-
-
-@dataclass(frozen=True)
-class LandingRules:
-    """The configuration that classification depends on. Durations in ms, sizes in bytes."""
-
-    prefix: str
-    allowed: tuple[str, ...]
-    topics_max: int
-    max_queues: int
-    max_message_size: int
-    levels_ms: tuple[int, ...]
-    max_delay_ms: int
-    reject: bool
-
-    @classmethod
-    def of(cls, config: Config) -> LandingRules:
-        """The rules that a configuration holds."""
-        return cls(
-            prefix=config.kafka.topic_prefix,
-            allowed=config.topics.allowed,
-            topics_max=config.topics.max,
-            max_queues=config.topics.max_queues,
-            max_message_size=config.max_message_size,
-            levels_ms=config.delay.levels_ms,
-            max_delay_ms=config.delay.max_ms,
-            reject=config.transaction.reject,
-        )
+_AFTER_TOPIC_NOT_ALLOWED = LANDING_REASONS[LANDING_REASONS.index("TOPIC_NOT_ALLOWED") + 1 :]
 
 
 def normalise(raw: DataFrame, prefix: str) -> DataFrame:
@@ -94,13 +54,13 @@ Steps = Sequence[Mapping[str, Column]]
 """Projections that add columns, one after the other."""
 
 
-def classification(rules: LandingRules) -> Steps:
+def classification(config: Config) -> Steps:
     """The steps of `classify` for any record.
 
     Each step is a projection of its own, so a value that several expressions of the next step use is computed once.
     """
     is_op = F.col("source").isin("op", "admin")
-    delay = parse.delay({name: F.col(f"n_{name}") for name in headers.DELAY_HEADERS}, rules.levels_ms)
+    delay = parse.delay({name: F.col(f"n_{name}") for name in headers.DELAY_HEADERS}, config.delay.levels_ms)
     has_head, batch = header(headers.BATCH_HEAD).isNotNull(), (F.col("batch"), header(headers.REAL_TOPIC))
     joined = parse.JoinedBatch(F.col("value"), F.col("head"), F.col("json"), F.col("ends"), header(headers.UNIQ_KEY))
     members = F.when(has_head, joined.members(*batch)).otherwise(parse.members(F.col("json"), *batch))
@@ -125,7 +85,7 @@ def classification(rules: LandingRules) -> Steps:
         },
         {"ends": F.when(has_head & F.col("batch").isNotNull(), parse.ends(F.col("json")))},
         {"members": F.when(F.col("batch").isNotNull(), members)},
-        {"verdict": _verdict_of_any(rules), "bytes": size(F.map_keys("headers"), F.map_values("headers"))},
+        {"verdict": _verdict_of_any(config), "bytes": size(F.map_keys("headers"), F.map_values("headers"))},
         outcome() | message_columns() | {"is_judged": F.lit(True)},
     ]
 
@@ -168,7 +128,7 @@ def rejecting(classified: DataFrame, refused: Column, reason: str, detail: Colum
     )
 
 
-def half_cases(rules: LandingRules) -> list[Case]:
+def half_cases(config: Config) -> list[Case]:
     """Reasons to reject a half message, in the order in which they count."""
     first = F.col("first")
     bad_first = (
@@ -178,26 +138,26 @@ def half_cases(rules: LandingRules) -> list[Case]:
         | ((first["queue"] == F.col("partition")) & (first["offset"] == F.col("offset")))
     )
     return [
-        *identity_cases(rules, F.lit(True)),
+        *identity_cases(config, F.lit(True)),
         ("BAD_BATCH", header(headers.BATCH).isNotNull(), F.lit("a half message can't be a batch; remove BATCH")),
-        *_delay_cases(rules),
+        *_delay_cases(config),
         (
             "BAD_FIRST_HALF",
             header(headers.FIRST_HALF).isNotNull() & bad_first,
             _quoted(headers.FIRST_HALF, f"<queue>-<offset> of another half message, queue 0 to {MAX_QUEUE}"),
         ),
-        ("TRANSACTIONS_REJECTED", F.lit(rules.reject), F.lit("transaction.reject is on")),
+        ("TRANSACTIONS_REJECTED", F.lit(config.transaction.reject), F.lit("transaction.reject is on")),
     ]
 
 
-def message_cases(rules: LandingRules) -> list[Case]:
+def message_cases(config: Config) -> list[Case]:
     """Reasons to reject a record of `messages`, in the order in which they count."""
     forbidden = F.lit(False)
     for name in sorted(headers.FORBIDDEN_IN_BATCH):
         forbidden |= F.col("headers")[name].isNotNull()
     bad_batch = forbidden | F.col("members").isNull() | header(headers.REAL_TOPIC).startswith(topic_names.RETRY_PREFIX)
     return [
-        *identity_cases(rules, F.lit(False)),
+        *identity_cases(config, F.lit(False)),
         _large_key(),
         (
             "BAD_BATCH",
@@ -207,7 +167,7 @@ def message_cases(rules: LandingRules) -> list[Case]:
                 "with an end), none delayed, transactional or for another topic"
             ),
         ),
-        *_delay_cases(rules),
+        *_delay_cases(config),
     ]
 
 
@@ -250,15 +210,16 @@ def decides(op: Column, admin: Column) -> Column:
     )
 
 
-def identity_cases(rules: LandingRules, is_half: Column) -> list[Case]:
+def identity_cases(config: Config, is_half: Column) -> list[Case]:
     """Reasons to reject a message for its ids, topic, queue or body, in the order in which they count."""
     topic, group, body = header(headers.REAL_TOPIC), header(headers.PGROUP), F.col("value")
     system = topic.startswith(topic_names.SYSTEM_PREFIX) | topic.isin(*sorted(topic_names.SYSTEM_TOPICS))
-    bad_queue = header(headers.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < rules.max_queues, F.lit(False))
+    queues = config.topics.max_queues
+    bad_queue = header(headers.REAL_QID).isNotNull() & ~F.coalesce(F.col("queue_id") < queues, F.lit(False))
     bad_group = ~parse.not_empty(group) & (is_half | group.isNotNull())
     # No op and no check could carry a longer transaction id.
     long_id = is_half & F.coalesce(F.length(header(headers.TRANSACTION_ID)) > MAX_ID_LENGTH, F.lit(False))
-    too_large = F.octet_length(body) > rules.max_message_size
+    too_large = F.octet_length(body) > config.max_message_size
     return [
         (
             "MISSING_REAL_TOPIC",
@@ -278,33 +239,33 @@ def identity_cases(rules: LandingRules, is_half: Column) -> list[Case]:
         ),
         (
             "TOPIC_NOT_ALLOWED",
-            ~_matches_any(topic, rules.allowed),
+            ~_matches_any(topic, config.topics.allowed),
             _quoted(headers.REAL_TOPIC, "one of topics.allowed"),
         ),
-        ("BAD_QUEUE_ID", bad_queue, _quoted(headers.REAL_QID, f"0 to {rules.max_queues - 1}")),
+        ("BAD_QUEUE_ID", bad_queue, _quoted(headers.REAL_QID, f"0 to {queues - 1}")),
         ("NULL_BODY", body.isNull(), F.lit("the record has no value; a body may be empty, but not null")),
         (
             "BODY_TOO_LARGE",
             too_large,
             F.concat(
-                F.octet_length(body).cast("string"), F.lit(f" bytes, max_message_size is {rules.max_message_size}")
+                F.octet_length(body).cast("string"), F.lit(f" bytes, max_message_size is {config.max_message_size}")
             ),
         ),
     ]
 
 
-def _delay_cases(rules: LandingRules) -> list[Case]:
+def _delay_cases(config: Config) -> list[Case]:
     malformed = F.lit(False)
     for name in headers.DELAY_HEADERS:
         malformed |= header(name).isNotNull() & F.col(f"n_{name}").isNull()
     until_due = F.coalesce(F.col("delay_ms"), F.col("deliver_ms") - F.unix_millis("stored_at"))
-    too_long = F.coalesce(until_due > rules.max_delay_ms, F.lit(False))
+    too_long = F.coalesce(until_due > config.delay.max_ms, F.lit(False))
     return [
         ("BAD_DELAY", malformed, F.lit(f"{', '.join(headers.DELAY_HEADERS)} must be whole numbers")),
         (
             "DELAY_TOO_LONG",
             too_long,
-            F.concat(until_due.cast("string"), F.lit(f" ms, delay.max is {rules.max_delay_ms} ms")),
+            F.concat(until_due.cast("string"), F.lit(f" ms, delay.max is {config.delay.max_ms} ms")),
         ),
     ]
 
@@ -328,10 +289,10 @@ def _told(reason: str, detail: Column) -> Column:
     return F.struct(F.lit(reason).alias("reason"), detail.alias("detail"))
 
 
-def _verdict_of_any(rules: LandingRules) -> Column:
+def _verdict_of_any(config: Config) -> Column:
     return (
-        F.when(F.col("source") == "half", _verdict(half_cases(rules)))
-        .when(F.col("source") == "messages", _verdict(message_cases(rules)))
+        F.when(F.col("source") == "half", _verdict(half_cases(config)))
+        .when(F.col("source") == "messages", _verdict(message_cases(config)))
         .otherwise(_verdict(op_cases()))
     )
 

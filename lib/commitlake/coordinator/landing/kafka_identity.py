@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.classify import SOURCES
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.errors import IdentityError
+from commitlake.kafka.log_ends import Offsets
 from commitlake.kafka.topics import Identity, end_offsets, identity
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,10 @@ _PROPERTY = "commitlake.kafka"
 
 @dataclass(frozen=True)
 class Known:
-    """The Kafka that a warehouse remembers: its identity, and where each partition began at the first start."""
+    """The Kafka that a warehouse remembers: its identity, and where each partition began at the first start.
+
+    Its topics have their full names.
+    """
 
     identity: Identity
     begins: Offsets
@@ -37,11 +41,6 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> Co
     """Rejects another Kafka than the one that the warehouse remembers; nothing is written to either.
 
     Returns the sources whose topics are others than before, as accepted.
-
-    Args:
-        warehouse: the tables.
-        config: with the options that accept a difference.
-        position: the next offset to land of each partition.
 
     Raises:
         IdentityError: this is another cluster, or a topic was deleted and created again, and that is not accepted.
@@ -58,33 +57,30 @@ def check(warehouse: Warehouse, config: Config, position: LandingPosition) -> Co
 
 def source(topic: str) -> str:
     """The source that a Kafka topic's full name stands for, also with a prefix that the configuration no longer has."""
-    return next(name for name in SOURCES if topic.endswith(name))
+    return next(name for name in LANDED if topic.endswith(name))
 
 
-def begins(warehouse: Warehouse, config: Config, first: Offsets) -> Offsets:
-    """Where the logs began at the first start, by source.
-
-    Args:
-        warehouse: the tables.
-        config: the configuration.
-        first: the first offset that each partition holds now, by source; the answer at the first start.
-    """
+def begins(warehouse: Warehouse, first: Offsets) -> Offsets:
+    """Where the logs began at the first start; at that start `first`, the first offsets that they hold now."""
     known = _known(warehouse)
     if known is None or not known.begins:
         return first
-    return {source(topic): numbers for topic, numbers in known.begins.items()}
+    return {(source(topic), number): begin for (topic, number), begin in known.begins.items()}
 
 
 def remember(warehouse: Warehouse, config: Config, begun: Offsets) -> None:
     """Remembers this Kafka, and where its logs began at the first start (`begins`)."""
     actual = identity(config)
-    landed = {config.kafka.topic(name) for name in SOURCES}
+    landed = {config.kafka.topic(name) for name in LANDED}
     now = Known(
         Identity(actual.cluster_id, {topic: id_ for topic, id_ in actual.topic_ids.items() if topic in landed}),
-        {config.kafka.topic(source): numbers for source, numbers in begun.items()},
+        {(config.kafka.topic(source), number): begin for (source, number), begin in begun.items()},
     )
     if _known(warehouse) != now:
-        content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": now.begins}
+        begins: dict[str, dict[int, int]] = {}
+        for (topic, number), begin in now.begins.items():
+            begins.setdefault(topic, {})[number] = begin
+        content = {"cluster_id": now.identity.cluster_id, "topics": now.identity.topic_ids, "begins": begins}
         warehouse.set_property("half", _PROPERTY, json.dumps(content))
 
 
@@ -94,7 +90,7 @@ def _known(warehouse: Warehouse) -> Known | None:
     if found is None:
         return None
     kept = json.loads(found)
-    begins = {topic: {int(at): begin for at, begin in ends.items()} for topic, ends in kept.get("begins", {}).items()}
+    begins = {(topic, int(at)): begin for topic, each in kept.get("begins", {}).items() for at, begin in each.items()}
     return Known(Identity(kept["cluster_id"], kept["topics"]), begins)
 
 
@@ -111,15 +107,15 @@ def _difference(config: Config, known: Identity, actual: Identity) -> _Differenc
     accept = config.accept
     if known.cluster_id != actual.cluster_id:
         what = f"this is the Kafka cluster {actual.cluster_id}, the warehouse was filled from {known.cluster_id}"
-        return _Difference(what, "accept.other_cluster", accept.other_cluster, SOURCES)
+        return _Difference(what, "accept.other_cluster", accept.other_cluster, LANDED)
     recreated = {topic for topic, id_ in known.topic_ids.items() if actual.topic_ids.get(topic) != id_}
     if not recreated:
         return None
     option = "accept.recreated_topic", accept.recreated_topic
-    if not {*map(config.kafka.topic, SOURCES)} & {*known.topic_ids}:
+    if not {*map(config.kafka.topic, LANDED)} & {*known.topic_ids}:
         names = ", ".join(sorted(recreated))
         what = f"the warehouse was filled from {names}, but kafka.topic_prefix is {config.kafka.topic_prefix!r}"
-        return _Difference(what, *option, SOURCES)
+        return _Difference(what, *option, LANDED)
     there = actual.topic_ids.keys()
     groups = ((recreated & there, "deleted and created again"), (recreated - there, "deleted"))
     what = "; ".join(f"{', '.join(sorted(topics))} was {done}" for topics, done in groups if topics)
@@ -143,11 +139,11 @@ def _refuse(found: _Difference, lost: str, short: str) -> None:
 def _ranges(config: Config, reached: LandingPosition, sources: Iterable[str]) -> tuple[str, str]:
     """Texts: the ranges below the next offset to land, which would never land; and the logs that end before it."""
     lost, short = [], []
-    ends = end_offsets(config, SOURCES)
+    ends = end_offsets(config)
     for name in sorted(sources):
         topic = config.kafka.topic(name)
         held = ends.get(topic, {})
-        for number in sorted({*held, *reached.offsets.get(name, {})}):
+        for number in sorted({*held, *(number for source, number in reached.offsets if source == name)}):
             end, following = held.get(number, 0), reached.next(name, number)
             if min(end, following) > 0:
                 lost.append(f"{topic}-{number} offsets 0 to {min(end, following) - 1}")

@@ -7,30 +7,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import NamedTuple
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from commitlake.config import Config
 from commitlake.coordinator.counters import Times
 from commitlake.coordinator.dedup.dedup_index import DedupIndex, place_sql
 from commitlake.coordinator.landing import classify, landed_rows, positions, used_offsets
 from commitlake.coordinator.landing.ordinary import RECORD, Classification
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets, PartialLanding
+from commitlake.coordinator.landing.positions import LandingPosition, PartialLanding
 from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.landing.used_offsets import UsedOffsets
-from commitlake.kafka.log_ends import LogEnds
+from commitlake.kafka.log_ends import LogEnds, Offsets
 from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import checkpoint_lazily, in_few_tasks, release
 from commitlake.tables import TableName, Warehouse, topic_table
 from commitlake.tables.small_files import are_few
-
-
-class OffsetRange(NamedTuple):
-    """Lowest and highest offset of the half messages of a queue in one landing."""
-
-    low: int
-    high: int
+from commitlake.tables.spans import Span
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Landed:
     shown: Callable[[], DataFrame]
     topics: Sequence[str]
     since: Times
-    half_spans: Mapping[int, OffsetRange]
+    half_spans: Mapping[int, Span]
     rows: int
     bytes: int
     few: bool
@@ -67,29 +61,23 @@ class Landed:
     position: LandingPosition
     is_whole: bool
 
+    @property
+    def marker(self) -> dict[str, int]:
+        """Marker of the landing's commits."""
+        return {"landing_id": self.position.landing_id}
+
     def release(self) -> None:
         """Frees the memory of the cache."""
         release(self.classified)
 
 
 class Landing:
-    """Lands batches, one after the other.
-
-    Args:
-        warehouse: The tables.
-        rules: The rules that records are classified by.
-        classification: The same rules as steps.
-        topics: The destination topics.
-        dedup: Topics that show a name once.
-        position: Where to go on.
-        clock: Kafka's time.
-        uncommitted: The records that a landing that was cut short has written; None when the newest one was complete.
-    """
+    """Lands batches, one after the other; the first ones leave out what a landing that was cut short has written."""
 
     def __init__(
         self,
         warehouse: Warehouse,
-        rules: classify.LandingRules,
+        config: Config,
         classification: Classification,
         topics: Topics,
         dedup: DedupIndex,
@@ -97,8 +85,8 @@ class Landing:
         clock: BrokerClock,
         uncommitted: PartialLanding | None = None,
     ) -> None:
-        self._warehouse, self._rules, self._topics, self._dedup = warehouse, rules, topics, dedup
-        self._clock = clock
+        self._warehouse, self._prefix, self._topics = warehouse, config.kafka.topic_prefix, topics
+        self._dedup, self._clock = dedup, clock
         self._classification = classification
         self._whole_rounds = 0
         self._uncommitted = uncommitted
@@ -109,13 +97,8 @@ class Landing:
         self._held = position.held
 
     def classify(self, raw: DataFrame, ends: Offsets) -> Landed:
-        """Classifies every record of a batch, once, and admits new topics.
-
-        Args:
-            raw: A batch of the Kafka source.
-            ends: Where the batch ends, the next offset of each partition.
-        """
-        records = classify.normalise(in_few_tasks(raw), self._rules.prefix)
+        """Classifies every record of a batch, once, and admits new topics."""
+        records = classify.normalise(in_few_tasks(raw), self._prefix)
         classified, counts = self._classified(records)
         if _names_others(counts):
             self._topics.admit(classified)
@@ -145,30 +128,29 @@ class Landing:
 
     def writes(self, landed: Landed) -> list[Callable[[], int | None]]:
         """The appends of a landing, in any order; those to topics return the time when their rows could be read."""
-        marker, few = {"landing_id": landed.position.landing_id}, landed.few
-        append = partial(self._warehouse.append, marker=marker, few=few)
+        append = partial(self._warehouse.append, marker=landed.marker, few=landed.few)
         writes: list[Callable[[], int | None]] = [partial(append, rows, name) for name, rows in landed.tables.items()]
         if not landed.topics:
             return writes
         shown = landed.shown()
         first = [topic for topic in landed.topics if self._warehouse.guard.fences and topic not in self._own_topics]
-        writes += [partial(self._append_first, shown, topic, marker, few) for topic in first]
+        writes += [partial(self._append_first, landed, shown, topic) for topic in first]
         known = [topic for topic in landed.topics if topic not in first]
         if known:
             rows = shown.where(F.col("topic").isin(*known)) if first else shown
-            writes.append(partial(self._show, rows, known, marker, few))
+            writes.append(partial(self._show, landed, rows, known))
         return writes
 
-    def _show(self, rows: DataFrame, topics: Sequence[str], marker: Mapping[str, int], few: bool) -> int:
-        self._warehouse.append_to_topics(rows, topics, marker, self._clock.onward_ms, few=few)
+    def _show(self, landed: Landed, rows: DataFrame, topics: Sequence[str]) -> int:
+        self._warehouse.append_to_topics(rows, topics, landed.marker, self._clock.onward_ms, few=landed.few)
         return self._clock.onward_ms()
 
-    def _append_first(self, shown: DataFrame, topic: str, marker: Mapping[str, int], few: bool) -> int | None:
+    def _append_first(self, landed: Landed, shown: DataFrame, topic: str) -> int | None:
         rows = self._without_others(topic, shown.where(F.col("topic") == topic))
         self._own_topics.add(topic)
         if rows.isEmpty():  # then Delta commits nothing, but a start would look for the landing there
             return None
-        return self._show(rows, [topic], marker, few)
+        return self._show(landed, rows, [topic])
 
     def _without_others(self, topic: str, rows: DataFrame) -> DataFrame:
         """The first rows of a topic in this run, without those that an older coordinator has landed meanwhile.
@@ -303,11 +285,12 @@ def _rejected(counts: Sequence[Row]) -> Mapping[str, int]:
     return found
 
 
-def _half_spans(counts: Sequence[Row]) -> dict[int, OffsetRange]:
+def _half_spans(counts: Sequence[Row]) -> dict[int, Span]:
     """The offsets of half messages, by queue; without rejected records, which may be at an offset used before."""
-    found: dict[int, OffsetRange] = {}
+    found: dict[int, Span] = {}
     for row in counts:
         if row["target"] == classify.HALF:
-            last = found.get(row["partition"], OffsetRange(row["first"], row["last"]))
-            found[row["partition"]] = OffsetRange(min(row["first"], last.low), max(row["last"], last.high))
+            queue = row["partition"]
+            last = found.get(queue, Span(queue, row["first"], row["last"]))
+            found[queue] = Span(queue, min(row["first"], last.low), max(row["last"], last.high))
     return found

@@ -12,8 +12,9 @@ from typing import NamedTuple, Self
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
+from commitlake.config import Config
 from commitlake.coordinator.landing import classify, parse
-from commitlake.coordinator.landing.classify import LandingRules, Steps
+from commitlake.coordinator.landing.classify import Steps
 from commitlake.coordinator.landing.message_columns import alias, header, message_columns
 from commitlake.coordinator.landing.parts import size
 from commitlake.protocol import headers
@@ -41,12 +42,12 @@ class Classification(NamedTuple):
     short: Steps
 
     @classmethod
-    def of(cls, rules: LandingRules) -> Self:
+    def of(cls, config: Config) -> Self:
         """Both, to be built once: building 1 500 expressions takes longer than classifying a second's records."""
-        return cls(classify.classification(rules), _short(rules))
+        return cls(classify.classification(config), _short(config))
 
 
-def _short(rules: LandingRules) -> Steps:
+def _short(config: Config) -> Steps:
     value = F.col("value")
     return [
         {
@@ -59,16 +60,16 @@ def _short(rules: LandingRules) -> Steps:
             "queue_id": parse.whole(header(headers.REAL_QID), 9).cast("int"),
             "bytes": size(F.map_keys("headers"), F.map_values("headers")),
         },
-        {"is_judged": F.coalesce(_is_ordinary(rules), F.lit(False))},
+        {"is_judged": F.coalesce(_is_ordinary(config), F.lit(False))},
         classify.outcome() | message_columns(),
     ]
 
 
-def _is_ordinary(rules: LandingRules) -> Column:
+def _is_ordinary(config: Config) -> Column:
     source = F.col("source")
     odd = F.arrays_overlap(F.map_keys("headers"), F.array(*map(F.lit, _ODD)))
-    wrong = [applies for _, applies, _ in classify.identity_cases(rules, source == "half")]
+    wrong = [applies for _, applies, _ in classify.identity_cases(config, source == "half")]
     good = reduce(Column.__and__, [~F.coalesce(applies, F.lit(False)) for applies in wrong])
-    is_message = (source == "messages") | ((source == "half") & F.lit(not rules.reject))
+    is_message = (source == "messages") | ((source == "half") & F.lit(not config.transaction.reject))
     is_decision = (source == "op") & classify.decides(F.col("op"), F.lit(False)) & ~parse.are_ambiguous(F.col("op"))
     return (is_message & ~odd & good) | is_decision

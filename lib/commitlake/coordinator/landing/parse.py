@@ -163,10 +163,7 @@ def are_places(listed: Column, most: int) -> Column:
 def members(content: Column, count: Column, topic: Column) -> Column:
     """The members of a batch as structs of body and properties; null when anything in the batch is bad.
 
-    Args:
-        content: the batch's `json`.
-        count: how many members its header names.
-        topic: the topic that its header names.
+    Its header names how many there are, and their topic.
     """
     entries = _get(content, "$.v.messages", "array<variant>")
     return _all_good(F.transform(entries, _member), (count > 0) & (F.size(entries) == count), topic)

@@ -7,7 +7,6 @@ batch has more, the sizes of its first records are read.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable
 from math import floor
@@ -16,8 +15,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
-from commitlake.coordinator.landing.positions import Offsets
-from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.coordinator.landing import query
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.kafka_topics import ADMIN
 
 MOST_BYTES = 256 << 20
@@ -83,31 +82,21 @@ def cut(begin: Offsets, ends: Offsets, most: int) -> Offsets:
     Ops of `admin` come last: a producer's op that Kafka stored before a forced one decides first.
 
     Args:
-        begin: the next offset of each partition, by source; 0 for one that is missing.
+        begin: the next offset of each partition; 0 for one that is missing.
         ends: where the batch ends.
         most: how many records; up to one more for each partition, as a share is rounded up.
     """
     waiting = _between(begin, ends)
-    share = min(1.0, most / max(1, _count(waiting)))
-    shares = dict.fromkeys(waiting, share)
-    if share < 1 and _count(waiting) > sum(waiting.get(ADMIN, {}).values()):
-        shares[ADMIN] = 0.0
-    return {
-        source: {number: ends[source][number] - floor((1 - shares[source]) * left) for number, left in numbers.items()}
-        for source, numbers in waiting.items()
-    }
+    every = sum(waiting.values())
+    share = min(1.0, most / max(1, every))
+    admin_waits = share < 1 and every > sum(left for (source, _), left in waiting.items() if source == ADMIN)
+    shares = {place: 0.0 if admin_waits and place[0] == ADMIN else share for place in waiting}
+    return {place: ends[place] - floor((1 - shares[place]) * left) for place, left in waiting.items()}
 
 
 def _between(begin: Offsets, ends: Offsets) -> Offsets:
     """How many offsets of each partition lie between."""
-    return {
-        source: {number: end - begin.get(source, {}).get(number, 0) for number, end in numbers.items()}
-        for source, numbers in ends.items()
-    }
-
-
-def _count(waiting: Offsets) -> int:
-    return sum(sum(numbers.values()) for numbers in waiting.values())
+    return {place: end - begin.get(place, 0) for place, end in ends.items()}
 
 
 class Parts:
@@ -133,13 +122,13 @@ class Parts:
         # A fixed group: else each part has consumers of its own, which keep their fetched records for five minutes. A
         # new one for each run: under a group that its JVM knows, Spark refuses other options, such as a new password.
         group = {"kafka.group.id": f"{config.kafka.topic('landing-parts')}-{uuid.uuid4()}"}
-        self._options = spark_options(config.kafka) | spark_source_limits(config) | group
+        self._options = query.source_options(config) | group
         self._sizes = Sizes(config.max_message_size)
 
     def land(self, raw: DataFrame, batch_id: int) -> None:
         """Lands a batch of the Kafka source."""
         ends = self._ends(batch_id)
-        if self._sizes.wants_look(_count(_between(self._at, ends))):
+        if self._sizes.wants_look(sum(_between(self._at, ends).values())):
             self._look(cut(self._at, ends, _LOOKED))
         until = cut(self._at, ends, self._sizes.most())
         if until == ends:
@@ -164,18 +153,4 @@ class Parts:
 
     def _records(self, begin: Offsets, until: Offsets) -> DataFrame:
         """The records of Kafka from `begin` up to `until`. The batch's own frame would read all of it for each part."""
-        topic = self._config.kafka.topic
-        places = {topic(source): sorted(numbers) for source, numbers in until.items()}
-        starts = {
-            topic(source): {number: begin.get(source, {}).get(number, 0) for number in numbers}
-            for source, numbers in until.items()
-        }
-        return (
-            self._spark.read.format("kafka")
-            .options(**self._options)
-            .option("assign", json.dumps(places))
-            .option("startingOffsets", json.dumps(starts))
-            .option("endingOffsets", json.dumps({topic(source): numbers for source, numbers in until.items()}))
-            .options(includeHeaders="true", failOnDataLoss="true")
-            .load()
-        )
+        return query.read(self._spark, self._config, begin, until, self._options)

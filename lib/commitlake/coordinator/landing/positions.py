@@ -8,27 +8,33 @@ The first landings after a start leave their records out, by coordinates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
-from commitlake.kafka.log_ends import LogEnd, LogEnds
+from commitlake.kafka.log_ends import LogEnd, LogEnds, Offsets, Place
 from commitlake.protocol import kafka_topics
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.spark.frames import checkpoint_now, forget_tables
 from commitlake.tables import Warehouse, topic_table
-from commitlake.tables.landed_after import written_after
+from commitlake.tables.commits import written_after
 
 log = logging.getLogger(__name__)
 
-Offsets = Mapping[str, Mapping[int, int]]
-"""By Kafka topic without prefix (`half`, ...) and number of the partition: the next offset to land."""
-
 LANDED = ("half", "op", "delayed", "rejected")
 """The tables that landing writes, besides those of topics."""
+_PLACES = {
+    "half": ("'half'", "queue", "queue_offset"),
+    "op": ("IF(admin, 'admin', 'op')", "queue", "op_offset"),
+    "delayed": ("'messages'", "queue", "queue_offset"),
+    "rejected": ("source", "kafka_partition", "kafka_offset"),
+}
+"""By table: SQL of the source, partition and offset of its records. All others are topics' tables."""
+CONTENT_HASH = "xxhash64(key, value)"
+"""SQL; it distinguishes a rejected record from another at its coordinates, since its table has no append time."""
 _BY_QUEUE = {"half": ("half",), "op": ("op", "admin"), "delayed": ("messages",)}
 """The tables that are partitioned by queue, with the sources that land there."""
 _ONE_PARTITION = "admin"
@@ -61,50 +67,34 @@ class LandingPosition:
 
     def next(self, source: str, partition: int) -> int:
         """The next offset to land of a partition, 0 when nothing has."""
-        return self.offsets.get(source, {}).get(partition, 0)
+        return self.offsets.get((source, partition), 0)
 
     def reads(self, source: str, partition: int) -> int:
         """The next offset to read of a partition."""
-        return self.again.get(source, {}).get(partition, self.next(source, partition))
+        return self.again.get((source, partition), self.next(source, partition))
 
     def records(self) -> int:
         """How many offsets lie below it: at most so many records have landed."""
-        return sum(sum(numbers.values()) for numbers in self.offsets.values())
+        return sum(self.offsets.values())
 
     def is_past(self, ends: Offsets) -> bool:
         """Whether everything below these offsets has landed."""
-        return all(
-            self.next(source, number) >= end for source, numbers in ends.items() for number, end in numbers.items()
-        )
+        return all(self.next(*place) >= end for place, end in ends.items())
 
     def with_partitions(self, known: Offsets) -> LandingPosition:
         """The position with an entry for each partition of `known`, at its value there when nothing has landed yet."""
-        offsets = {source: {**numbers, **self.offsets.get(source, {})} for source, numbers in known.items()}
-        return replace(self, offsets={**self.offsets, **offsets})
+        return replace(self, offsets={**known, **self.offsets})
 
     def advanced(self, ends: Offsets) -> LandingPosition:
         """The position after a landing that ended before `ends`. It never goes back: an offset names one message."""
-        offsets = {source: dict(partitions) for source, partitions in self.offsets.items()}
-        for source, partitions in ends.items():
-            offsets[source] = offsets.get(source, {}) | {
-                number: max(end, self.next(source, number)) for number, end in partitions.items()
-            }
-        moved = LandingPosition(self.landing_id + 1, offsets, held=self.held, clean_id=self.clean_id)
-        return replace(moved, again=self._left_to_read(ends, moved))
+        moved = {place: max(end, self.next(*place)) for place, end in ends.items()}
+        after = replace(self, landing_id=self.landing_id + 1, offsets={**self.offsets, **moved})
+        again = {place: max(at, ends.get(place, at)) for place, at in self.again.items()}
+        return replace(after, again={place: at for place, at in again.items() if at < after.next(*place)})
 
     def cut(self, source: str, partition: int, end: int) -> LandingPosition:
         """The position for a log that ends at `end`, below the next offset to land; offsets between are used ones."""
-        return replace(self, again={**self.again, source: {**self.again.get(source, {}), partition: end}})
-
-    def _left_to_read(self, ends: Offsets, moved: LandingPosition) -> Offsets:
-        """The next offsets to read of logs that had lost their end, after a landing that ended before `ends`."""
-        left: dict[str, dict[int, int]] = {}
-        for source, numbers in self.again.items():
-            for number, at in numbers.items():
-                come = max(at, ends.get(source, {}).get(number, at))
-                if come < moved.next(source, number):
-                    left.setdefault(source, {})[number] = come
-        return left
+        return replace(self, again={**self.again, (source, partition): end})
 
 
 def newest(warehouse: Warehouse) -> LandingPosition | None:
@@ -122,33 +112,27 @@ def _newest(rows: DataFrame) -> LandingPosition | None:
     found = rows.agg(row.alias("row")).collect()[0]["row"]
     if found is None:
         return None
-    kinds: dict[str, dict[str, dict[int, int]]] = {"": {}, _AGAIN: {}, _HELD: {}, _EPOCH: {}, _CLEAN: {}}
+    kinds: dict[str, dict[Place, int]] = {"": {}, _AGAIN: {}, _HELD: {}, _EPOCH: {}, _CLEAN: {}}
     for each in found["offsets"]:
         source, space, kind = each["source"].partition(" ")
-        kinds[space + kind].setdefault(source, {})[each["partition"]] = each["next"]
-    held = {
-        source: {number: LogEnd(end, kinds[_EPOCH][source][number]) for number, end in ends.items()}
-        for source, ends in kinds[_HELD].items()
-    }
-    clean_id = kinds[_CLEAN].get("", {}).get(0, -1)
-    return LandingPosition(found["landing_id"], kinds[""], kinds[_AGAIN], held, clean_id)
+        kinds[space + kind][source, each["partition"]] = each["next"]
+    held = {place: LogEnd(end, kinds[_EPOCH][place]) for place, end in kinds[_HELD].items()}
+    return LandingPosition(found["landing_id"], kinds[""], kinds[_AGAIN], held, kinds[_CLEAN].get(("", 0), -1))
 
 
 def append(warehouse: Warehouse, position: LandingPosition) -> None:
     """Appends the row of a landing whose tables are all written."""
-    held = position.held.items()
     kinds: dict[str, Offsets] = {
         "": position.offsets,
         _AGAIN: position.again,
-        _HELD: {source: {number: end.offset for number, end in ends.items()} for source, ends in held},
-        _EPOCH: {source: {number: end.epoch for number, end in ends.items()} for source, ends in held},
-        _CLEAN: {"": {0: position.clean_id}},
+        _HELD: {place: end.offset for place, end in position.held.items()},
+        _EPOCH: {place: end.epoch for place, end in position.held.items()},
+        _CLEAN: {("", 0): position.clean_id},
     }
     offsets = [
         {"source": source + kind, "partition": number, "next": value}
-        for kind, sources in kinds.items()
-        for source, numbers in sources.items()
-        for number, value in numbers.items()
+        for kind, places in kinds.items()
+        for (source, number), value in places.items()
     ]
     # Without `landed_until`, a column of version 0.2: a stored watermark would keep clock errors, too.
     row = {"landing_id": position.landing_id, "offsets": offsets, "completed_at": as_datetime(now_ms())}
@@ -162,7 +146,7 @@ class PartialLanding:
         coordinates: source, partition and offset of each record, and its append time, or for a rejected one a hash of
             its key and value. By time or hash it differs from a record that gets these coordinates after the log has
             lost its end.
-        ends: the offset after the last record, by source and partition.
+        ends: the offset after the last record of each partition.
     """
 
     def __init__(self, coordinates: DataFrame, ends: Offsets) -> None:
@@ -174,21 +158,12 @@ class PartialLanding:
 
     def with_more(self, more: PartialLanding) -> PartialLanding:
         """These records and `more`."""
-        sources = {*self.ends, *more.ends}
-        ends = {name: _later(self.ends.get(name, {}), more.ends.get(name, {})) for name in sources}
+        ends = {place: max(self.ends.get(place, 0), more.ends.get(place, 0)) for place in {*self.ends, *more.ends}}
         return PartialLanding(self.coordinates.union(more.coordinates), ends)
-
-    def end(self, source: str, partition: int) -> int:
-        """The offset after the last of these records in a partition, 0 when there is none."""
-        return self.ends.get(source, {}).get(partition, 0)
 
     def is_passed(self, position: LandingPosition) -> bool:
         """Whether the position is past all of these records."""
         return position.is_past(self.ends)
-
-
-def _later(some: Mapping[int, int], others: Mapping[int, int]) -> Mapping[int, int]:
-    return {number: max(some.get(number, 0), others.get(number, 0)) for number in {*some, *others}}
 
 
 def uncommitted(warehouse: Warehouse, position: LandingPosition, tables: Sequence[str] = ()) -> PartialLanding | None:
@@ -216,7 +191,8 @@ def uncommitted(warehouse: Warehouse, position: LandingPosition, tables: Sequenc
         return None
     ends = ends_of(found)
     kept = checkpoint_now(reduce(DataFrame.unionAll, holding))
-    log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", ends)
+    told = ", ".join(f"{end} of {source}-{number}" for (source, number), end in ends.items())
+    log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", told)
     return PartialLanding(kept, ends)
 
 
@@ -225,12 +201,12 @@ def highest(coordinates: DataFrame) -> list[Row]:
     return coordinates.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect()
 
 
-def ends_of(rows: Iterable[Row]) -> dict[str, dict[int, int]]:
+def ends_of(rows: Iterable[Row]) -> dict[Place, int]:
     """The offset after the highest one of each partition, by the `highest` rows of several tables."""
-    ends: dict[str, dict[int, int]] = {}
+    ends: dict[Place, int] = {}
     for row in rows:
-        numbers = ends.setdefault(row["source"], {})
-        numbers[row["partition"]] = max(numbers.get(row["partition"], 0), row["last"] + 1)
+        place = row["source"], row["partition"]
+        ends[place] = max(ends.get(place, 0), row["last"] + 1)
     return ends
 
 
@@ -239,34 +215,18 @@ def in_groups(tables: Sequence[str]) -> list[Sequence[str]]:
     return [tables[begin:][:_AT_ONCE] for begin in range(0, len(tables), _AT_ONCE)]
 
 
-def content_hash() -> Column:
-    """A hash that distinguishes a rejected record from another at its coordinates; its table has no append time."""
-    return F.xxhash64("key", "value")
-
-
 def _recognisable(warehouse: Warehouse, table: str) -> DataFrame:
-    is_rejected = table == "rejected"
-    appended_at = F.lit(None).cast("timestamp") if is_rejected else F.col("stored_at")
-    content = content_hash() if is_rejected else F.lit(None).cast("bigint")
-    return coordinates(warehouse, table, appended_at.alias("appended_at"), content.alias("content"))
-
-
-def coordinates(warehouse: Warehouse, table: str, *more: Column) -> DataFrame:
-    """Source, partition and offset of the Kafka records that a table holds; and `more` of its columns."""
-    rows = warehouse.rows(table)
-    if table == "op":
-        return _named(rows, F.when(F.col("admin"), "admin").otherwise("op"), "queue", "op_offset", *more)
     if table == "rejected":
-        return _named(rows, F.col("source"), "kafka_partition", "kafka_offset", *more)
-    if table in ("half", "delayed"):
-        return _named(rows, F.lit("half" if table == "half" else "messages"), "queue", "queue_offset", *more)
-    return _named(rows.where("source = 'messages'"), F.lit("messages"), "source_queue", "source_offset", *more)
+        return coordinates(warehouse, table, "CAST(NULL AS TIMESTAMP) AS appended_at", f"{CONTENT_HASH} AS content")
+    return coordinates(warehouse, table, "stored_at AS appended_at", "CAST(NULL AS BIGINT) AS content")
 
 
-def _named(rows: DataFrame, source: Column, partition: str, offset: str, *more: Column) -> DataFrame:
-    return rows.select(
-        source.alias("source"), F.col(partition).alias("partition"), F.col(offset).alias("offset"), *more
-    )
+def coordinates(warehouse: Warehouse, table: str, *more: str) -> DataFrame:
+    """Source, partition and offset of the Kafka records that a table holds; and `more` of its columns, as SQL."""
+    rows = warehouse.rows(table)
+    rows = rows if table in _PLACES else rows.where("source = 'messages'")
+    source, queue, offset = _PLACES.get(table, ("'messages'", "source_queue", "source_offset"))
+    return rows.selectExpr(f"{source} AS source", f"{queue} AS partition", f"{offset} AS offset", *more)
 
 
 def above(warehouse: Warehouse, table: str, position: LandingPosition) -> DataFrame:
@@ -287,10 +247,10 @@ def at_or_above(offsets: Offsets, source: str, queue: str = "partition", offset:
         queue: the column of the partition.
         offset: the column of the offset.
     """
-    numbers, count = offsets.get(source, {}), _last(offsets) + 1
+    count = _last(offsets) + 1
     if source == _ONE_PARTITION:
         count = min(count, 1)
-    each = [f"({queue} = {at} AND {offset} >= {numbers.get(at, 0)})" for at in range(count)]
+    each = [f"({queue} = {at} AND {offset} >= {offsets.get((source, at), 0)})" for at in range(count)]
     return f"({' OR '.join(each) or 'false'})"
 
 
@@ -304,4 +264,4 @@ def later_partitions(offsets: Offsets, queue: str = "partition") -> str:
 
 
 def _last(offsets: Offsets) -> int:
-    return max((number for numbers in offsets.values() for number in numbers), default=-1)
+    return max((number for _, number in offsets), default=-1)

@@ -1,17 +1,17 @@
-"""The streaming query that reads Kafka; its callback lands each batch."""
+"""Spark's reads of Kafka: the streaming query, whose callback lands each batch, and ranges of offsets beside it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
-from commitlake.coordinator.landing.positions import Offsets
 from commitlake.errors import WarehouseError
 from commitlake.kafka.clients import spark_options, spark_source_limits
+from commitlake.kafka.log_ends import Offsets
 from commitlake.spark.files import FileSystem
 
 MAX_RECORDS = 400_000
@@ -31,22 +31,15 @@ def start(
 ) -> StreamingQuery:
     """Starts the query. Its checkpoint is a new one at every start: the position to go on from stands in the tables.
 
-    Args:
-        spark: the coordinator's session.
-        config: says where Kafka is, and how often to look.
-        offsets: the next offset to land of each partition, by source.
-        land: called with each batch of Kafka records and its number.
-        checkpoint: a directory for this run.
-        available_now: land all records that are there and end, instead of polling for more.
+    With `available_now` it lands all records that are there and ends, instead of polling for more.
     """
-    begins = {config.kafka.topic(source): numbers for source, numbers in offsets.items()}
+    begins = _by_topic(config, offsets)
     raw = (
         spark.readStream.format("kafka")
-        .options(**spark_options(config.kafka) | spark_source_limits(config))
+        .options(**source_options(config))
         .option("subscribe", ",".join(begins))
         .option("startingOffsets", json.dumps(begins))
         .option("maxOffsetsPerTrigger", MAX_RECORDS)
-        .options(includeHeaders="true", failOnDataLoss="true")
         .load()
     )
     writer = raw.writeStream.queryName("landing").foreachBatch(land).option("checkpointLocation", checkpoint)
@@ -54,17 +47,34 @@ def start(
     return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=interval)).start()
 
 
+def source_options(config: Config) -> dict[str, str]:
+    """Options of Spark's Kafka source for records with their headers, secrets resolved."""
+    own = {"includeHeaders": "true", "failOnDataLoss": "true"}
+    return spark_options(config.kafka) | spark_source_limits(config) | own
+
+
+def read(spark: SparkSession, config: Config, begin: Offsets, ends: Offsets, options: Mapping[str, str]) -> DataFrame:
+    """The records of the partitions of `ends`, from `begin`, or 0 where that lacks one, up to `ends`."""
+    begins = _by_topic(config, {place: begin.get(place, 0) for place in ends})
+    source = spark.read.format("kafka").options(**options)
+    source = source.option("assign", json.dumps({topic: sorted(numbers) for topic, numbers in begins.items()}))
+    source = source.option("startingOffsets", json.dumps(begins))
+    return source.option("endingOffsets", json.dumps(_by_topic(config, ends))).load()
+
+
+def _by_topic(config: Config, offsets: Offsets) -> dict[str, dict[int, int]]:
+    """Offsets as the JSON of Spark's Kafka source has them."""
+    found: dict[str, dict[int, int]] = {}
+    for (source, number), offset in offsets.items():
+        found.setdefault(config.kafka.topic(source), {})[number] = offset
+    return found
+
+
 def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int) -> Offsets:
-    """Where a batch of the query ends: the next offset of each partition, by source.
+    """Where a batch of the query ends: the next offset of each partition.
 
     Spark writes the ends to its offset log before it hands the batch out, a line for each stream that the query reads.
     The records of the batch do not show them: Kafka's own transaction markers take offsets too.
-
-    Args:
-        spark: any session of the application.
-        config: has the prefix of the topics.
-        checkpoint: the query's directory.
-        batch_id: number of the batch.
 
     Raises:
         WarehouseError: the log has no such batch.
@@ -76,6 +86,7 @@ def ends_of(spark: SparkSession, config: Config, checkpoint: str, batch_id: int)
         raise WarehouseError(msg)
     by_topic: dict[str, dict[str, int]] = json.loads(text.splitlines()[-1])
     return {
-        config.kafka.source(topic): {int(number): end for number, end in ends.items()}
+        (config.kafka.source(topic), int(number)): end
         for topic, ends in by_topic.items()
+        for number, end in ends.items()
     }

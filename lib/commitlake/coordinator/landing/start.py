@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,14 +12,13 @@ from kafka import KafkaAdminClient
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
-from commitlake.coordinator.landing.classify import SOURCES
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
-from commitlake.kafka.held_back import HeldBack, held_back
-from commitlake.kafka.log_ends import LogEnds, Place, cuts, deposed
+from commitlake.kafka.log_end_watcher import HeldBack, held_back
+from commitlake.kafka.log_ends import LogEnds, Offsets, Place, cuts, deposed
 from commitlake.kafka.oldest import oldest_ms
-from commitlake.kafka.topics import earliest_offsets, latest_offsets, log_ends
+from commitlake.kafka.topics import earliest_offsets, log_ends
 from commitlake.tables import Warehouse, topic_table
 
 log = logging.getLogger(__name__)
@@ -86,15 +85,10 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
         IdentityError: Kafka has lost records that have not landed, or a log ends below the next offset to land.
         KafkaError: Kafka is out of reach.
     """
-    comparable = {source: ends for source, ends in resume_point.position.held.items() if source not in others}
+    comparable = {place: end for place, end in resume_point.position.held.items() if place[0] not in others}
     logs = _Logs.read(config, comparable)
-    begins = kafka_identity.begins(warehouse, config, logs.first)
-    before = resume_point.position.with_partitions(
-        {
-            source: {number: begins.get(source, {}).get(number, 0) for number in numbers}
-            for source, numbers in logs.first.items()
-        }
-    )
+    begins = kafka_identity.begins(warehouse, logs.first)
+    before = resume_point.position.with_partitions({place: begins.get(place, 0) for place in logs.first})
     known = _all_compared(warehouse, before, logs, config)
     earlier = deposed(comparable, logs.held)
     _refuse_earlier(earlier, config)
@@ -106,15 +100,13 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
     if is_new or not resume_point.is_recorded:
         positions.append(warehouse, known)
     kafka_identity.remember(warehouse, config, begins)  # after the leaders' epochs are recorded: they show a cut log
-    offsets = {
-        source: {number: known.reads(source, number) for number in numbers} for source, numbers in logs.first.items()
-    }
+    offsets = {place: known.reads(*place) for place in logs.first}
     last = logs.last()
     return Begin(known, offsets, last, *_stable(logs.waiting, last, config))
 
 
 class _Logs(NamedTuple):
-    """Kafka's logs at a start, all by source and partition.
+    """Kafka's logs at a start.
 
     Attributes:
         held: Where they end, and which leaders say so.
@@ -137,29 +129,26 @@ class _Logs(NamedTuple):
         """
         with connect(config) as client:
             held = _of_leaders(client, config, comparable)
-            first = earliest_offsets(client, config, SOURCES)
+            first = earliest_offsets(client, config)
             logs = cls(held, first, cuts(client, config, comparable, held), held_back(client, config, held))
-        if any(first[source].keys() != held[source].keys() for source in SOURCES):  # asked of two brokers
+        if first.keys() != held.keys():  # asked of two brokers
             msg = f"the brokers of Kafka at {config.kafka.bootstrap_servers} tell different partitions; start again"
             raise KafkaError(msg)
         return logs
 
     def last(self) -> Offsets:
         """Where each log ends."""
-        return {source: {number: end.offset for number, end in ends.items()} for source, ends in self.held.items()}
+        return {place: end.offset for place, end in self.held.items()}
 
     def kept(self) -> Offsets:
         """Up to where each log is unchanged since it was read: where it was cut, or else its end."""
-        return {
-            source: {number: min(end, self.cut.get(source, {}).get(number, end)) for number, end in numbers.items()}
-            for source, numbers in self.last().items()
-        }
+        return {place: min(end, self.cut.get(place, end)) for place, end in self.last().items()}
 
 
 def _of_leaders(client: KafkaAdminClient, config: Config, known: LogEnds) -> LogEnds:
     """Where the logs end, by their leaders. A deposed leader, as after an outage, knows its successor in seconds."""
     until = time.monotonic() + _SUCCESSORS_S
-    while deposed(known, held := log_ends(client, config, SOURCES)):
+    while deposed(known, held := log_ends(client, config)):
         if config.accept.lost_range or time.monotonic() > until:
             break
         time.sleep(_LOOK_S)
@@ -172,12 +161,8 @@ def _stable(waiting: Mapping[Place, HeldBack], last: Offsets, config: Config) ->
     If only `last` counted, and a Kafka transaction was open at every start, nothing would ever become due.
     """
     held = {place: each.offset for place, each in waiting.items()}
-    stable = {
-        source: {number: held.get((source, number), end) for number, end in numbers.items()}
-        for source, numbers in last.items()
-    }
     oldest = oldest_ms(config, held)
-    return stable, None if oldest is None else oldest - 1
+    return {**last, **held}, None if oldest is None else oldest - 1
 
 
 def _check_open(waiting: Mapping[Place, HeldBack], known: LandingPosition, config: Config) -> None:
@@ -216,11 +201,10 @@ def _refuse_earlier(places: Sequence[Place], config: Config) -> None:
 
 def _warn_of_lost(known: LandingPosition, cut: Offsets, config: Config) -> None:
     """Warns of records that a log lost before they landed: the tables are right, but Kafka had acknowledged them."""
-    for source, numbers in cut.items():
-        for number, low in numbers.items():
-            if low >= known.reads(source, number):
-                place = f"{config.kafka.topic(source)}, partition {number}"
-                log.warning("%s has lost records that it had acknowledged, from offset %d on", place, low)
+    for (source, number), low in cut.items():
+        if low >= known.reads(source, number):
+            place = f"{config.kafka.topic(source)}, partition {number}"
+            log.warning("%s has lost records that it had acknowledged, from offset %d on", place, low)
 
 
 def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, kept: Offsets) -> LandingPosition:
@@ -228,53 +212,49 @@ def _with_uncommitted(warehouse: Warehouse, known: LandingPosition, kept: Offset
 
     The offsets of these records count as used.
     """
-    short = [(source, at) for source, lows in kept.items() for at, low in lows.items() if low < known.reads(source, at)]
+    short = [place for place, low in kept.items() if low < known.reads(*place)]
     uncommitted = positions.uncommitted(warehouse, known) if short else None
-    if uncommitted is not None:
-        for source, at in short:
-            known = known.advanced({source: {at: uncommitted.end(source, at)}})
-    return known
+    if uncommitted is None:
+        return known
+    return known.advanced({place: uncommitted.ends.get(place, 0) for place in short})
 
 
 def _all_compared(warehouse: Warehouse, before: LandingPosition, logs: _Logs, config: Config) -> LandingPosition:
     """The position after a comparison with the logs of all partitions."""
     last, kept = logs.last(), logs.kept()
     known = replace(_with_uncommitted(warehouse, before, kept), held=logs.held)
-    for source, number in ((source, number) for source, numbers in kept.items() for number in numbers):
-        log_now = (logs.first[source][number], last[source][number], kept[source][number])
-        known = _compared(known, source, number, log_now, config)
+    for place in kept:
+        known = _compared(known, place, (logs.first[place], last[place], kept[place]), config)
     return known
 
 
-def _compared(
-    known: LandingPosition, source: str, number: int, log_now: tuple[int, int, int], config: Config
-) -> LandingPosition:
+def _compared(known: LandingPosition, at: Place, log_now: tuple[int, int, int], config: Config) -> LandingPosition:
     """The position after a comparison with the log of one partition.
 
     `log_now` is its oldest offset, its end, and the offset from which on its records are not those of before.
     """
     oldest, end, kept = log_now
-    at = known.reads(source, number)
-    place = f"{config.kafka.topic(source)}, partition {number}"
-    following = f"{at} {'is the next to land' if at == known.next(source, number) else 'is the next to read'}"
-    if at < oldest:
-        _lost(f"{place} begins at offset {oldest}, but {following}", at, oldest, config)
-        return known.advanced({source: {number: oldest}})
-    if kept < at:
+    reads = known.reads(*at)
+    place = f"{config.kafka.topic(at[0])}, partition {at[1]}"
+    following = f"{reads} {'is the next to land' if reads == known.next(*at) else 'is the next to read'}"
+    if reads < oldest:
+        _lost(f"{place} begins at offset {oldest}, but {following}", reads, oldest, config)
+        return known.advanced({at: oldest})
+    if kept < reads:
         grown = f" (it has lost its end from {kept} on, and grown again)" if kept < end else ""
-        _lost(f"{place} ends at offset {end}{grown}, but {following}", kept, at, config)
-        return known.cut(source, number, max(oldest, kept))
+        _lost(f"{place} ends at offset {end}{grown}, but {following}", kept, reads, config)
+        return known.cut(*at, max(oldest, kept))
     return known
 
 
-def ends(config: Config, sources: Iterable[str], timeout_ms: int = CONNECT_TIMEOUT_MS) -> dict[str, dict[int, int]]:
-    """The next offset that each partition of Kafka topics gets, by source.
+def ends(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> dict[Place, int]:
+    """The next offset that each partition of the topics that land gets.
 
     Raises:
         KafkaError: Kafka is out of reach for `timeout_ms`, or does not know a topic.
     """
     with connect(config, timeout_ms) as client:
-        return latest_offsets(client, config, sources)
+        return {place: end.offset for place, end in log_ends(client, config).items()}
 
 
 def _lost(what: str, low: int, high: int, config: Config) -> None:
@@ -304,8 +284,9 @@ def _of_older_version(warehouse: Warehouse, config: Config) -> LandingPosition:
     for marker in warehouse.markers("op", _COMMITS):
         if "landing_id" in marker and "tables" in marker:
             offsets = {
-                kafka_identity.source(topic): {int(number): offset for number, offset in numbers.items()}
+                (kafka_identity.source(topic), int(number)): offset
                 for topic, numbers in marker["from"].items()
+                for number, offset in numbers.items()
             }
             return LandingPosition(marker["landing_id"], offsets)
     return _by_tables(warehouse)

@@ -33,11 +33,7 @@ class Topics:
         return set(self._names)
 
     def admit(self, classified: DataFrame) -> None:
-        """Creates the tables of new topics, until there are `topics.max`.
-
-        Args:
-            classified: classified records; those that go to `half`, `delayed` or a topic's table may name new topics.
-        """
+        """Creates the tables of new topics, until there are `topics.max`."""
         room = max(0, self._most - len(self._names))
         named = classified.where(
             ~F.col("target").isin(classify.OP, classify.REJECTED) & ~F.col("topic").isin(*self._names)

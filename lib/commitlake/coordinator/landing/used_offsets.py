@@ -21,17 +21,11 @@ _LANDED = ["source", "partition", "offset", "stored_at"]
 
 
 class UsedOffsets:
-    """The offsets that a run reads a second time.
-
-    Args:
-        warehouse: the tables.
-        begun: the position at the start.
-    """
+    """The offsets that a run reads a second time."""
 
     def __init__(self, warehouse: Warehouse, begun: LandingPosition) -> None:
         self._used = _are_used(begun)
-        spans = [begun.next(source, at) - low for source, lows in begun.again.items() for at, low in lows.items()]
-        most = sum(spans)  # hours of records, maybe
+        most = sum(begun.next(*place) - low for place, low in begun.again.items())  # hours of records, maybe
         self._told = sized(checkpoint_now(_told(warehouse).where(self._used)), most)
         self._landed = sized(_landed(warehouse, self._used), most)
 
@@ -56,21 +50,21 @@ def drop_already_landed(classified: DataFrame, uncommitted: PartialLanding) -> D
     place = ["source", "partition", "offset"]
     known = F.broadcast(uncommitted.coordinates)
     written = known.withColumnsRenamed({name: f"written_{name}" for name in place})
-    here = reduce(Column.__and__, [F.col(name) == F.col(f"written_{name}") for name in place])
-    is_same = (F.col("appended_at") == F.col("stored_at")) | (F.col("content") == positions.content_hash())
-    others = classified.join(written, here & is_same, "left_anti")
+    here = " AND ".join(f"{name} = written_{name}" for name in place)
+    is_same = f"(appended_at = stored_at OR content = {positions.CONTENT_HASH})"
+    others = classified.join(written, F.expr(f"{here} AND {is_same}"), "left_anti")
     used = known.select(*place).distinct().withColumn("is_used", F.lit(True))
     marked = others.join(F.broadcast(used), place, "left")
     return classify.rejecting(marked, F.col("is_used").isNotNull(), OFFSET_USED_BEFORE, _detail()).drop("is_used")
 
 
 def _are_used(begun: LandingPosition) -> Column:
-    used = F.lit(False)
-    for source, numbers in begun.again.items():
-        for number, low in numbers.items():
-            here = (F.col("source") == source) & (F.col("partition") == number)
-            used |= here & (F.col("offset") >= low) & (F.col("offset") < begun.next(source, number))
-    return used
+    """Whether a record's offset lies between the next one to read and the next one to land."""
+    each = [
+        f"(source = '{source}' AND partition = {number} AND offset >= {low} AND offset < {begun.next(source, number)})"
+        for (source, number), low in begun.again.items()
+    ]
+    return F.expr(" OR ".join(each) or "false")
 
 
 def _told(warehouse: Warehouse) -> DataFrame:
@@ -82,7 +76,7 @@ def _landed(warehouse: Warehouse, used: Column) -> DataFrame:
     tables = ["half", "op", "delayed", *map(topic_table, warehouse.topics())]
     found = []
     for group in positions.in_groups(tables):
-        each = [positions.coordinates(warehouse, table, F.col("stored_at")) for table in group]
+        each = [positions.coordinates(warehouse, table, "stored_at") for table in group]
         found.append(checkpoint_now(reduce(DataFrame.unionAll, each).where(used).distinct()))
     return reduce(DataFrame.unionAll, found)
 

@@ -5,7 +5,8 @@ So a landing that lags or stalls, or a backlog that lands in steps, discards no 
 
 from __future__ import annotations
 
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.coordinator.landing.positions import LandingPosition
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.statemachine.rows import ABSENT
 
 _MOST = 256
@@ -31,7 +32,7 @@ class Watermark:
         Args:
             asked_ms: the broker's time before it was asked (ms since epoch, UTC): all records that it had stored until
                 then lie below the ends.
-            ends: the next offset of each partition, by source.
+            ends: the next offset of each partition.
         """
         self._asked.append((asked_ms, ends))
         if len(self._asked) > _MOST:

@@ -91,18 +91,15 @@ class _Old:
         self._read, self._cut = warehouse.read, cut
 
     def ops(self) -> DataFrame:
-        op = self._stored("op").withColumn("first", F.col("half_messages")[0])
-        about = [F.col("first.queue").alias("first_queue"), F.col("first.offset").alias("first_offset")]
-        keys = ["queue", "op_offset", "admin"]
-        named = op.select(*keys, "decision", *about)
+        op, keys = self._stored("op"), ["queue", "op_offset", "admin"]
+        about = [f"half_messages[0].{name} AS first_{name}" for name in ("queue", "offset")]
+        named = op.selectExpr(*keys, "decision", *about)
         unknown = named.where("decision = 'UNKNOWN'").select(*keys)
         decisions = named.where("decision != 'RECALL'").join(self._done(), _FIRST, "left_semi").select(*keys)
         messages = self._delivered("messages").toDF(*_FIRST)
         recalls = named.where("decision = 'RECALL'").join(messages, _FIRST, "left_semi").select(*keys)
-        refused = self._refused().select(
-            F.col("kafka_partition").alias("queue"),
-            F.col("kafka_offset").alias("op_offset"),
-            (F.col("source") == "admin").alias("admin"),
+        refused = self._refused().selectExpr(
+            "kafka_partition AS queue", "kafka_offset AS op_offset", "source = 'admin' AS admin"
         )
         rejected = named.join(refused, keys, "left_semi").select(*keys)
         found = unknown.union(decisions).union(recalls).union(rejected).distinct()
@@ -153,13 +150,10 @@ class _Old:
         op = self._stored("op").select(source, "queue", "op_offset").toDF(*keys)
         is_old = self._cut.written("rejected_at")
         young = self._read("rejected").where(~is_old).select(*keys)  # an offset used before may have several rows
-        gone = (
-            old.where(is_old)
-            .select(*keys)
-            .join(young, keys, "left_anti")
-            .join(self._parts_that_spoil(), keys, "left_anti")
-        )
-        return _but_highest(gone.join(op, keys, "left_anti"), old, keys[:2], keys[2])
+        gone = old.where(is_old).select(*keys)
+        for kept in (young, self._parts_that_spoil(), op):
+            gone = gone.join(kept, keys, "left_anti")
+        return _but_highest(gone, old, keys[:2], keys[2])
 
     def _parts_that_spoil(self) -> DataFrame:
         """Refused parts of transactions in `half`: because of these rows no RESUME may reopen such a transaction."""

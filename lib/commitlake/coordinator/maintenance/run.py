@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,13 +27,13 @@ from pyspark.sql.types import IntegerType, LongType
 
 from commitlake.config import Config, disks
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.maintenance import retention
+from commitlake.coordinator.maintenance import retention, topic_retention
 from commitlake.coordinator.recovery import rebuild
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.spark import session
 from commitlake.spark.frames import checkpoint_now
-from commitlake.tables import TABLES, Warehouse, log_cleanup, topic_table
+from commitlake.tables import TABLES, TableName, Warehouse, commits, topic_table
 from commitlake.tables.schemas import FILE_RETENTION, interval
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class Maintenance:
         self._jobs = f"commitlake-maintenance-{uuid.uuid4().hex}"
         self._next_delete = time.monotonic()
         self._next_vacuum: dict[str, float] = {}
+        self._next_trim: dict[str, float] = {}
 
     def run(self) -> Report:
         """Deletes old rows, compacts tables with many files, and vacuums each from time to time.
@@ -113,6 +114,9 @@ class Maintenance:
         if now >= self._next_delete and not report.kept:
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
             self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
+        for topic, age_ms in self._limited():
+            if self._go_on():
+                self._try(partial(self._trim, report, topic, age_ms), f"deleting old rows of topics/{topic}", report)
         for shown, name, keep_ms in self._tables():
             if self._go_on():
                 self._try(partial(self._tidy, report, shown, name, keep_ms), shown, report)
@@ -182,6 +186,21 @@ class Maintenance:
         row = {"ended_before": as_datetime(cut.stored_ms), "maintained_at": as_datetime(now_ms())}
         self._warehouse.add([row], "maintenance")
 
+    def _limited(self) -> Iterator[tuple[str, int]]:
+        """The topics whose rows go by age, with that age in ms."""
+        if any(self._config.topics.retention.values()):
+            ages = {topic: self._config.topics.retention_of(topic) for topic in sorted(self._warehouse.topics())}
+            yield from ((topic, age) for topic, age in ages.items() if age)
+
+    def _trim(self, report: Report, topic: str, age_ms: int) -> None:
+        now = time.monotonic()
+        if now < self._next_trim.get(topic, now):
+            return
+        before_ms = min(now_ms() - age_ms, topic_retention.complete_until(self._files))
+        if count := topic_retention.delete_old_rows(self._files, topic, before_ms, self._pause):
+            report.deleted[f"topics/{topic}"] = count
+        self._next_trim[topic] = now + age_ms / 1_000 * _DELETE_EVERY
+
     def _tables(self) -> Iterator[tuple[str, str, int]]:
         """Each table: its name in a report, its name, and the time for which its unused files are kept."""
         keep = self._config.maintenance
@@ -189,6 +208,23 @@ class Maintenance:
             yield name, name, keep.file_retention_ms
         for topic in sorted(self._warehouse.topics()):
             yield f"topics/{topic}", topic_table(topic), keep.topic_file_retention_ms
+
+    @contextmanager
+    def _files_of(self, topic: str | None, size: int) -> Iterator[None]:
+        """Compaction of a topic whose rows go by age leaves smaller files, each of a short time: whole files go."""
+        if topic is None or not self._config.topics.retention_of(topic):
+            yield
+            return
+        most = size // (topic_retention.WINDOWS * self._config.kafka.queues)
+        try:
+            self._set(session.file_sizes(min(session.LARGEST_FILE, most)))
+            yield
+        finally:
+            self._set(session.file_sizes(session.LARGEST_FILE))
+
+    def _set(self, settings: Mapping[str, str]) -> None:
+        for name, value in settings.items():
+            self._files.spark.conf.set(name, value)
 
     def _say_nothing(self) -> None:
         """Silences Scala's console in this thread: Delta prints "Deleted 0 files" there for each table."""
@@ -199,15 +235,16 @@ class Maintenance:
 
     def _tidy(self, report: Report, shown: str, name: str, keep_ms: int) -> None:
         table, now = self._files.table(name), time.monotonic()
-        files, properties = table.detail().select("numFiles", "properties").collect()[0]
+        files, size, properties = table.detail().select("numFiles", "sizeInBytes", "properties").collect()[0]
         if properties.get(FILE_RETENTION) != interval(keep_ms):
             with self._pause():  # an append beside it would fail
                 self._files.set_property(name, FILE_RETENTION, interval(keep_ms))
         if files > _FEW_FILES:
-            report.compacted[shown] = _compact(table)
+            with self._files_of(TableName(name).topic, size):
+                report.compacted[shown] = _compact(table)
         if now >= self._next_vacuum.get(name, now):  # it lists all files, so not more often than needed
             table.vacuum(keep_ms / _HOUR_MS)
-            log_cleanup.forget(table, keep_ms)
+            commits.forget(table, keep_ms)
             self._next_vacuum[name] = now + keep_ms / 1_000 * _VACUUM_EVERY
 
 

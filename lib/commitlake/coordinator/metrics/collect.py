@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 
 import duckdb
@@ -17,6 +16,7 @@ from commitlake.coordinator.counters import BOUNDS_S, Ages, Counters
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import KafkaError
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.states import REJECTED_REASONS, Delivery, Reason, State
 from commitlake.reading.questions import overview
@@ -49,54 +49,41 @@ class MetricNames:
         return topic if topic in self._known else _OTHERS
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The sources of the figures.
+def collect(
+    config: Config,
+    rounds: RoundLog,
+    counters: Counters,
+    position: LandingPosition,
+    ends: Callable[[], Offsets],
+    epoch: int,
+    failed: Mapping[str, bool],
+    names: MetricNames,
+) -> Iterable[Metric]:
+    """All metrics, as docs/reference/metrics.md lists them, of a run at some time.
 
-    Attributes:
-        config: of the coordinator.
-        rounds: of this run.
-        counters: of this run.
-        position: returns the position of landing.
-        ends: returns the next offset of each partition in Kafka, by topic without prefix.
-        epoch: number of this start, or of the last restart of all queries.
-        failed: returns whether the forwarding of each topic of `topics.to_kafka` has failed.
-        names: the topics that metrics name.
+    `ends` asks Kafka for the next offset of each partition. `failed` says whether the forwarding of each topic of
+    `topics.to_kafka` has failed.
     """
-
-    config: Config
-    rounds: RoundLog
-    counters: Counters
-    position: Callable[[], LandingPosition]
-    ends: Callable[[], Mapping[str, Mapping[int, int]]]
-    epoch: int
-    failed: Callable[[], Mapping[str, bool]] = dict
-    names: MetricNames = field(default_factory=MetricNames)
-
-
-def collect(sources: Sources) -> Iterable[Metric]:
-    """All metrics, as docs/reference/metrics.md lists them."""
-    yield from of_rounds(sources)
-    yield from of_counters(sources.counters)
-    yield from of_lag(sources)
-    yield from of_disk(sources)
+    yield from of_rounds(config, rounds, epoch)
+    yield from of_counters(counters)
+    yield from of_lag(position, ends)
+    yield from of_disk(config)
     text = "whether nothing of a topic goes to Kafka, until that is tried again"
-    yield _family("to_kafka_failed", text, "topic", sources.failed())
+    yield _family("to_kafka_failed", text, "topic", failed)
     try:
-        with opened(sources.config.warehouse) as tables:
-            yield from of_tables(tables, sources.names)
-        yield from of_consumers(sources.config)
+        with opened(config.warehouse) as tables:
+            yield from of_tables(tables, names)
+        yield from of_consumers(config)
     except (*consumers.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: all others are still useful
         log.info("can't read the tables for metrics: %s", error)
 
 
-def of_rounds(sources: Sources) -> Iterable[Metric]:
+def of_rounds(config: Config, rounds: RoundLog, epoch: int) -> Iterable[Metric]:
     """Numbers and times of the rounds of this run, and when maintenance ended."""
-    rounds = sources.rounds
-    if sources.config.maintenance.interval_ms:
+    if config.maintenance.interval_ms:
         text = "when maintenance ended last, or this run began"
         yield _one("maintained_timestamp_seconds", text, rounds.maintained_at / 1_000)
-    yield _one("epoch", "number of this start, or of the last time that all queries began again", sources.epoch)
+    yield _one("epoch", "number of this start, or of the last time that all queries began again", epoch)
     yield _counted("rounds", "rounds", (), {(): rounds.count})
     yield _counted("round_records", "records that rounds landed", (), {(): rounds.records})
     took: dict[tuple[str, ...], float] = {("classify",): rounds.classify_s, ("write",): rounds.write_s}
@@ -104,26 +91,24 @@ def of_rounds(sources: Sources) -> Iterable[Metric]:
     yield _one("alive_timestamp_seconds", "when a round ended or none was needed", rounds.alive_at / 1_000)
 
 
-def of_lag(sources: Sources) -> Iterable[Metric]:
+def of_lag(position: LandingPosition, ends: Callable[[], Offsets]) -> Iterable[Metric]:
     """Whether Kafka answers, and the records in it that have not landed."""
-    position = sources.position()
     try:
-        now = sources.ends()
+        now = ends()
     except KafkaError as error:  # all other metrics matter most when Kafka is away
         log.info("can't read the lag of landing: %s", error)
         yield _one("kafka_reachable", _REACHABLE, 0)
         return
     yield _one("kafka_reachable", _REACHABLE, 1)
-    lag = {
-        topic: sum(max(0, end - position.next(topic, number)) for number, end in ends.items())
-        for topic, ends in now.items()
-    }
+    lag: Counter[str] = Counter()
+    for (topic, number), end in now.items():
+        lag[topic] += max(0, end - position.next(topic, number))
     yield _family("landing_lag_records", "records in Kafka that have not landed", "topic", lag)
 
 
-def of_disk(sources: Sources) -> Iterable[Metric]:
+def of_disk(config: Config) -> Iterable[Metric]:
     """Room on the local disks, and whether landing waits for more."""
-    found = [disk for disk in disks.disks(sources.config) if disk.total]
+    found = [disk for disk in disks.disks(config) if disk.total]
     ratios = {disk.key: disk.free / disk.total for disk in found}
     yield _family("disk_free_ratio", "the part of a directory's disk that is free", "directory", ratios)
     yield _one("landing_waits_for_room", "whether landing waits for room: 1 or 0", any(disk.is_short for disk in found))

@@ -25,11 +25,7 @@ _REQUEST_S = 30.0
 
 
 class KeptMetrics:
-    """A collector that keeps its answer for a while.
-
-    Args:
-        collect: makes the metrics.
-    """
+    """A collector that keeps its answer for a while."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect, self._lock = collect, threading.Lock()
@@ -63,13 +59,7 @@ class _Server(ThreadingHTTPServer):
 def serving(
     host: str, port: int, collect: Callable[[], Iterable[Metric]], health: Callable[[], str | None]
 ) -> Iterator[int]:
-    """Serve while the context lasts; yields the port.
-
-    Args:
-        host: the address to listen on.
-        port: 0 for any that is free.
-        collect: makes the metrics.
-        health: returns the failure, None when there is none.
+    """Serve while the context lasts; yields the port, where 0 was given one that is free.
 
     Raises:
         SetupError: the port is taken.

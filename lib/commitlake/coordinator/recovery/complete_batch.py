@@ -8,14 +8,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.config import Config
-from commitlake.coordinator.coordination import check_requests, topic_rows
-from commitlake.coordinator.coordination.ledger_rows import SHOWN_AT_ONCE
+from commitlake.coordinator.coordination import batch_rows, check_requests
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import BrokerClock, as_datetime
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
-from commitlake.tables.columns import coordinate
+from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
 from commitlake.tables.together import COPIED
 from commitlake.throttled import Throttle
@@ -60,7 +59,7 @@ def _complete_topics(
 ) -> None:
     shown = {
         Source.HALF: _shown(delivered, Source.HALF).union(
-            ended.where(SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
+            ended.where(batch_rows.SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
         ),
         Source.MESSAGES: _shown(delivered, Source.MESSAGES),
     }
@@ -68,7 +67,7 @@ def _complete_topics(
     if not topics:
         return
     frames = [
-        topic_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
+        batch_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
     warehouse.add_topics(topics)  # a listed topic whose table is gone is reported below
@@ -97,23 +96,17 @@ def _at(messages: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> None:
-    missing_rows = ended.where("state = 'DISCARDED'").select(
-        coordinate("queue", "half_offset").alias("at"),
-        *("reason", "checks", "round"),
-        F.col("resolved_at").alias("discarded_at"),
-        "batch_id",
+    discarded, at = ended.where("state = 'DISCARDED'"), f"{coordinate_sql('queue', 'queue_offset')} AS at"
+    ends = discarded.selectExpr(
+        f"{coordinate_sql('queue', 'half_offset')} AS at",
+        *("reason", "checks", "round", "resolved_at AS discarded_at", "batch_id"),
     )
-    there = (
-        warehouse.rows("discarded")
-        .where(F.col("batch_id") == batch_id)
-        .select(coordinate("queue", "queue_offset").alias("at"))
-    )
-    missing = missing_rows.join(there, "at", "left_anti")
+    there = warehouse.rows("discarded").where(F.col("batch_id") == batch_id).selectExpr(at)
+    missing = ends.join(there, "at", "left_anti")
     if missing.isEmpty():
         return
-    places = ended.where("state = 'DISCARDED'").select("queue", "half_offset")
-    near = warehouse.rows("half").where(within(spans_of(places, "queue", "half_offset"), "queue", "queue_offset"))
-    half = near.withColumn("at", coordinate("queue", "queue_offset"))
+    near = warehouse.rows("half").where(within(spans_of(discarded, "queue", "half_offset"), "queue", "queue_offset"))
+    half = near.selectExpr("*", at)
     warehouse.append(half.join(F.broadcast(missing), "at"), "discarded", {"batch_id": batch_id})
 
 

@@ -25,10 +25,10 @@ from commitlake.coordinator.recovery.jvm_lock import JvmLock
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import CONTRACT, __version__
+from commitlake.reading.markers import commit_file
 from commitlake.spark.files import FileSystem
 from commitlake.tables import TABLES, Warehouse, commits, topic_table
 from commitlake.tables.append_guard import AppendGuard
-from commitlake.tables.commits import file_name
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class WarehouseLock:
         if self._file is None:
             return
         self._file.truncate(0)
-        self._file.write(describe(socket.gethostname(), os.getpid(), epoch))
+        self._file.write(describe_self(epoch))
         self._file.flush()
 
     def __exit__(
@@ -137,14 +137,13 @@ class WarehouseLock:
 
 
 def describe(host: str, pid: int, epoch: int | None) -> str:
-    """The text by which errors name a coordinator.
-
-    Args:
-        host: its machine.
-        pid: its process there.
-        epoch: number of its start, None before it has one.
-    """
+    """The text by which errors name a coordinator."""
     return f"host {host}, pid {pid}, epoch {'not yet known' if epoch is None else epoch}"
+
+
+def describe_self(epoch: int | None) -> str:
+    """The same of this process."""
+    return describe(socket.gethostname(), os.getpid(), epoch)
 
 
 def begin_epoch(warehouse: Warehouse, version: str, *, is_first: bool = False) -> int:
@@ -176,15 +175,9 @@ def _newest_but_newer(warehouse: Warehouse) -> int | None:
 
 
 def fence(warehouse: Warehouse, epoch: int, names: Iterable[str]) -> None:
-    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict.
-
-    Args:
-        warehouse: the tables.
-        epoch: number of this start.
-        names: the tables to fence.
-    """
+    """Sets the epoch as a property of tables: a commit with which an older coordinator's appends conflict."""
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, _own(epoch)), names))
+        list(pool.map(lambda name: warehouse.set_property(name, _PROPERTY, describe_self(epoch)), names))
 
 
 class EpochGuard(AppendGuard):
@@ -232,7 +225,7 @@ class EpochGuard(AppendGuard):
         if self._seen is None:
             return False
         version, text = self._seen
-        return not log.exists(file_name(version + 1)) and log.read(file_name(version)) == text
+        return not log.exists(commit_file(version + 1)) and log.read(commit_file(version)) == text
 
     def for_tables(self, warehouse: Warehouse) -> AppendGuard:
         """The same guard for the same tables in another session."""
@@ -264,18 +257,9 @@ def _newest(warehouse: Warehouse, since: int = FIRST_EPOCH) -> DataFrame:
     return found.agg(F.max(F.struct(*_ORDER)).alias("newest")).select("newest.*")
 
 
-def _own(epoch: int) -> str:
-    return describe(socket.gethostname(), os.getpid(), epoch)
-
-
 @contextmanager
 def lock(config: Config, spark: SparkSession, wait_s: float | None = None) -> Iterator[WarehouseLock | None]:
     """The lock of a local warehouse, None for another warehouse.
-
-    Args:
-        config: says where the warehouse is.
-        spark: any session of the application that commits.
-        wait_s: as of `WarehouseLock`.
 
     Raises:
         FencedError: another coordinator holds the lock.
@@ -352,13 +336,9 @@ def own(warehouse: Warehouse, lock: WarehouseLock | None, before: int = 0) -> Ow
 
 
 def fence_older(warehouse: Warehouse, owner: Ownership) -> None:
-    """Ends the appends of an older coordinator where there is no lock.
+    """Ends the appends of an older coordinator where there is no lock; the tables get a guard for their own.
 
     This is not part of `own`, so that the next begin knows the epoch even if this fails.
-
-    Args:
-        warehouse: the tables; without a lock they get a guard for their appends.
-        owner: of the epoch that has begun.
 
     Raises:
         FencedError: a newer coordinator has started meanwhile.

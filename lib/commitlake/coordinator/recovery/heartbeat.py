@@ -8,8 +8,6 @@ the one before, by its own clock; no other machine's clock counts.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from commitlake.config import Config
 from commitlake.config.locations import SIGN_OF_LIFE
-from commitlake.coordinator.recovery.fencing import describe
+from commitlake.coordinator.recovery.fencing import describe_self
 from commitlake.spark.files import FileSystem
 
 log = logging.getLogger(__name__)
@@ -41,7 +39,7 @@ class Heartbeat:
     """
 
     def __init__(self, spark: SparkSession, config: Config, epoch: int = 0) -> None:
-        self._own = f"{describe(socket.gethostname(), os.getpid(), epoch)}, sign "
+        self._own = f"{describe_self(epoch)}, sign "
         is_catalog = config.warehouse.startswith("schema:")
         self._files = FileSystem(spark, config.scratch if is_catalog else config.warehouse)
         self._after_s = config.standby_after_ms / 1_000
@@ -50,8 +48,7 @@ class Heartbeat:
     def beating(self, meet_other: Callable[[], None]) -> Iterator[None]:
         """Writes signs of life while the context lasts, then deletes the last one: after a clean stop nobody waits.
 
-        Args:
-            meet_other: called when the last sign is not this coordinator's any more.
+        `meet_other` is called when the last sign is not this coordinator's any more.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._beat, args=(ended, meet_other), name="commitlake-heartbeat", daemon=True)

@@ -29,9 +29,6 @@ class JvmLock:
     """The lock of a JVM, for use by the process that has the warehouse's `flock`.
 
     With the `flock`, no other Python takes the lock between a look and `take`.
-
-    Args:
-        directory: of the warehouse.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -15,19 +15,21 @@ from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
 from commitlake.coordinator.coordination.input_rows import (
+    INPUT_SCHEMA,
+    IS_ANSWER,
     delayed_rows,
     half_rows,
     op_rows,
     refused_rows,
+    rows,
     waiting_rows,
 )
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
-from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops
-from commitlake.coordinator.coordination.unmatched.unmatched_recalls import judged_recalls
+from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops, judged_recalls
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import snapshot
-from commitlake.coordinator.recovery.open_checks import with_checks
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, SnapshotPosition
+from commitlake.protocol.statemachine.deadlines import LONGEST_PAUSE_MS
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
 from commitlake.spark.frames import checkpoint_now
@@ -89,7 +91,7 @@ def open_rows(
         until: a position of the tables; rows that have landed or were written later are left out. None: all rows.
     """
     look = Between(warehouse, since, until)
-    halves = with_checks(_open_halves(look, timing), look, timing)
+    halves = _with_checks(_open_halves(look, timing), look, timing)
     every = [halves, _refused_parts(look), _open_ops(look), _open_delayed(look), _open_waiting(look)]
     return reduce(DataFrame.unionByName, every)
 
@@ -105,6 +107,54 @@ def _open_halves(look: Between, timing: TransactionConfig) -> DataFrame:
     )
     is_over = (F.col("ended_round") >= F.col("round")) | (F.col("reason") == "ORPHAN")
     return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
+
+
+def _with_checks(halves: DataFrame, look: Between, timing: TransactionConfig) -> DataFrame:
+    """Brings checks as of `look.since` up to date (contract 4.3); an answer counts as in `deadlines.answer`."""
+    first = f"kind = {int(Kind.HALF)}"
+    same_round = f"{first} AND c_queue = queue AND c_offset = offset AND c_round = round"
+    asked = halves.join(_newest_checks(look), F.expr(same_round), "left")
+    asked = asked.selectExpr(
+        "*",
+        "coalesce(last.check_no, checks) AS number",
+        "coalesce(last.repeat, repeat) AS out",
+        f"coalesce(unix_millis(last.requested_at), due - {_pause('repeat', timing)}) AS asked_at",
+    )
+    same_half = f"{first} AND a_queue = queue AND a_offset = offset AND a_tid = tid AND a_grp = grp"
+    found = asked.join(_answers(look), F.expr(same_half), "left")
+    fits = "(a.checks = number AND a.round = round) OR (a.checks = -1 AND a.stored > asked_at)"
+    found = found.selectExpr(
+        "*", f"IF(out >= 0, array_min(transform(filter(given, a -> {fits}), a -> a.stored)), NULL) AS answered_at"
+    )
+    next_due = (
+        f"CASE WHEN answered_at IS NOT NULL THEN answered_at + {timing.check_interval_ms} "
+        f"WHEN out >= 0 THEN asked_at + {_pause('out', timing)} ELSE due END"
+    )
+    changed = {"checks": "number", "repeat": "IF(answered_at IS NULL, out, -1)", "due": next_due}
+    return rows(found, **{name: name for name in INPUT_SCHEMA.names} | changed)
+
+
+def _newest_checks(look: Between) -> DataFrame:
+    """The newest check of each round."""
+    each = look.written("checks").selectExpr(
+        *("queue AS c_queue", "half_offset AS c_offset", "round AS c_round"),
+        "struct(check_no, coalesce(repeat, 0) AS repeat, requested_at) AS asked",  # version 0.1 repeated none
+    )
+    return each.groupBy("c_queue", "c_offset", "c_round").agg(F.max("asked").alias("last"))
+
+
+def _answers(look: Between) -> DataFrame:
+    """The answers that the outcome is still unknown, by half message, id and group."""
+    answers = op_rows(look.landed("op", "queue", "op_offset", op=IS_ANSWER))
+    place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]
+    each = answers.selectExpr(*place, "struct(checks, round, stored) AS answer")
+    return each.groupBy("a_queue", "a_offset", "a_tid", "a_grp").agg(F.collect_list("answer").alias("given"))
+
+
+def _pause(repeat: str, timing: TransactionConfig) -> str:
+    """SQL of `deadlines.pause_before_repeat`, in ms."""
+    longest = max(LONGEST_PAUSE_MS, timing.check_repeat_ms)
+    return f"CAST(least({timing.check_repeat_ms} * pow(2, least({repeat}, 40)), {longest}) AS BIGINT)"
 
 
 def _refused_parts(look: Between) -> DataFrame:
@@ -154,9 +204,9 @@ def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
     decisions = unmatched.where(f"kind IN ({int(Kind.COMMIT)}, {int(Kind.ROLLBACK)})")
     recalls = unmatched.where(f"kind = {int(Kind.RECALL)}")
     found = ops.select(*_AT_OP).where("false")
-    for judged, rows in ((judged_ops, decisions), (judged_recalls, recalls)):
-        if not rows.isEmpty():
-            found = found.union(judged(rows, tables).where(f"verdict = {int(Ruling.NOTHING)}").select(*_AT_OP))
+    for judged, asked in ((judged_ops, decisions), (judged_recalls, recalls)):
+        if not asked.isEmpty():
+            found = found.union(judged(asked, tables).where(f"verdict = {int(Ruling.NOTHING)}").select(*_AT_OP))
     return found
 
 
@@ -172,8 +222,8 @@ def _open_waiting(look: Between) -> DataFrame:
     return _without_delivery(look.with_saved(new, Kind.WAITING), look, Source.HALF, "part_queue", "part_offset")
 
 
-def _without_delivery(rows: DataFrame, look: Between, source: Source, queue: str, offset: str) -> DataFrame:
+def _without_delivery(timers: DataFrame, look: Between, source: Source, queue: str, offset: str) -> DataFrame:
     name = source.name.lower()
     done = look.written("deliveries").where(f"source = '{name}'")
     done = done.selectExpr(f"{coordinate_sql('queue', 'queue_offset')} AS d_at")
-    return rows.join(done, F.expr(coordinate_sql(queue, offset)) == F.col("d_at"), "left_anti")
+    return timers.join(done, F.expr(coordinate_sql(queue, offset)) == F.col("d_at"), "left_anti")

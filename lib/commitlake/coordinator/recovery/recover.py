@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -33,36 +33,26 @@ class Recovered(NamedTuple):
     uncommitted: PartialLanding | None
 
 
-Made = Callable[[DataFrame], InputTable]
-"""Makes the table of inputs, given the open rows."""
-
-
-def of_new_warehouse(warehouse: Warehouse, made: Made) -> Recovered:
+def of_new_warehouse(warehouse: Warehouse, place: str, clock: BrokerClock) -> Recovered:
     """The result for a new warehouse, in which there is nothing to read."""
-    return Recovered(made(of_rows(warehouse.spark, [], INPUT_SCHEMA)), -1, None)
+    return Recovered(InputTable(warehouse.spark, place, clock, of_rows(warehouse.spark, [], INPUT_SCHEMA)), -1, None)
 
 
 def recover(
     warehouse: Warehouse,
     config: Config,
-    made: Made,
+    place: str,
     clock: BrokerClock,
     position: LandingPosition,
     topics: Collection[str],
 ) -> Recovered:
     """Completes the cut-short batch, makes inputs of the open rows, and finds the records of a cut-short landing.
 
-    Args:
-        warehouse: the tables.
-        config: the configuration.
-        made: makes the table that coordination reads.
-        clock: Kafka's time.
-        position: where landing goes on, with an entry for each partition.
-        topics: the topics that have a table.
+    The inputs are a table at `place`. The position has an entry for each partition.
     """
     tables = [*positions.LANDED, *map(topic_table, topics)]
     with ThreadPoolExecutor(3) as pool:
-        inputs = pool.submit(lambda: made(open_rows(warehouse, config, position)))
+        inputs = pool.submit(lambda: InputTable(warehouse.spark, place, clock, open_rows(warehouse, config, position)))
         uncommitted = pool.submit(positions.uncommitted, warehouse, position, tables)
         last = pool.submit(_complete_batch, warehouse, config, clock)
         return Recovered(inputs.result(), last.result(), uncommitted.result())

@@ -18,7 +18,7 @@ from commitlake.config import TransactionConfig
 from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA, REOPENED, stored_rows
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.landing.positions import LandingPosition, Offsets
+from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.states import Kind
 from commitlake.tables import Warehouse
 
@@ -46,15 +46,15 @@ class SnapshotPosition:
 
     def landed_since(self, rows: DataFrame, source: str, queue: str, offset: str) -> DataFrame:
         """The `rows` whose record of `source`, at the columns `queue` and `offset`, has landed since."""
-        if source not in self.offsets:
+        if source not in {name for name, _ in self.offsets}:
             return rows
         known = rows.where(positions.at_or_above(self.offsets, source, queue, offset))
         return known.union(rows.where(positions.later_partitions(self.offsets, queue)))
 
     def had_landed(self, source: str, queue: str, offset: str) -> str:
         """SQL: whether the record of `source` at the columns `queue` and `offset` had landed."""
-        numbers = self.offsets.get(source, {})
-        each = [f"({queue} = {number} AND {offset} < {next_})" for number, next_ in numbers.items()]
+        own = {number: end for (name, number), end in self.offsets.items() if name == source}
+        each = [f"({queue} = {number} AND {offset} < {end})" for number, end in own.items()]
         return f"({' OR '.join(each) or 'false'})"
 
     def written_since(self) -> str:
@@ -63,7 +63,7 @@ class SnapshotPosition:
 
     def records(self) -> int:
         """How many records had landed at most."""
-        return LandingPosition(self.landing_id, self.offsets).records()
+        return sum(self.offsets.values())
 
     def count(self) -> int:
         """How many rows were open."""
@@ -159,14 +159,7 @@ def _is_ahead(warehouse: Warehouse, at: SnapshotPosition) -> bool:
 
 
 def save(warehouse: Warehouse, timing: TransactionConfig, at: SnapshotPosition, rows: DataFrame) -> None:
-    """Replaces the saved rows.
-
-    Args:
-        warehouse: the tables.
-        timing: the timings by which the deadlines in `rows` were worked out.
-        at: the position of the tables.
-        rows: the rows that were open there.
-    """
+    """Replaces the saved rows by those that were open at a position, with deadlines by these timings."""
     head = warehouse.spark.sql(f"SELECT {', '.join(_head_column(name) for name in INPUT_SCHEMA.names)}")
     every = rows.select(*INPUT_SCHEMA.names).unionByName(head)
     about: Mapping[str, object] = {"landing_id": at.landing_id, "batch_id": at.batch_id, "timing": _text(timing)}
@@ -174,12 +167,7 @@ def save(warehouse: Warehouse, timing: TransactionConfig, at: SnapshotPosition, 
 
 
 def newest(warehouse: Warehouse, timing: TransactionConfig) -> SnapshotPosition:
-    """The position from which a start must read; `BEGINNING` when no saved rows can be used.
-
-    Args:
-        warehouse: the tables.
-        timing: the timings of this start.
-    """
+    """The position from which a start must read; `BEGINNING` when no saved rows can be used."""
     table = warehouse.read(_TABLE, warehouse.version(_TABLE))  # head and rows of one commit: another may come between
     head = table.where(_HEAD).select("landing_id", "batch_id", "timing").collect()
     if len(head) != 1 or head[0]["timing"] != _text(timing):

@@ -20,8 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from commitlake.clients.delta import marks
-from commitlake.clients.delta.allowed_places import DELTA_LOG, AllowedPlaces
-from commitlake.clients.delta.properties import DEADLINE, TABLES, deadline_of, places_of
+from commitlake.clients.delta.allowed_places import DEADLINE, DELTA_LOG, TABLES, AllowedPlaces, deadline_of, places_of
 from commitlake.config import Config
 from commitlake.config.terminal import printable
 from commitlake.coordinator.resolving.rules import POSTGRESQL, CheckRule, rule_of
@@ -32,13 +31,13 @@ from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, Xact, judged, xact_of
-from commitlake.reading.questions import open as open_transactions
+from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, escaped, opened
 from commitlake.reading.table import location
 
 log = logging.getLogger(__name__)
 
-_DUE = f"(SELECT * FROM {open_transactions.VIEW} WHERE producer_group = $group AND checks > 0)"
+_DUE = "(SELECT * FROM pending WHERE producer_group = $group AND checks > 0)"
 _BY_LOG = f"""
 SELECT transaction_id, queue, queue_offset, round, checks,
        properties[$tables] AS places, coalesce(properties[$deadline], '0') AS deadline
@@ -56,9 +55,9 @@ FROM (SELECT *, {now} - epoch_ms(stored_at) AS age_ms FROM {due} d WHERE {fits})
 LEFT JOIN (SELECT *, true AS commitlake_here FROM {table}) b ON {on}
 GROUP BY ALL
 """
-_PENDING = f"""
+_PENDING = """
 SELECT transaction_id, producer_group, queue, queue_offset, round, checks, message_id, keys, properties, stored_at
-FROM {open_transactions.VIEW} WHERE checks > 0 AND producer_group IN (SELECT unnest($groups))
+FROM pending WHERE checks > 0 AND producer_group IN (SELECT unnest($groups))
 """
 _SHARED_S = 1.0
 _LONG_MS = 10 * 60_000
@@ -75,10 +74,6 @@ _STILL_RUNS = (
 
 class Resolver:
     """Answers the checks of the groups that have a rule.
-
-    Args:
-        config: of the coordinator; `checks` holds the rules.
-        clock: the clock by which ages and deadlines count.
 
     Raises:
         ConfigError: a rule can't be used, or the warehouse can't be read without Spark.
@@ -128,12 +123,12 @@ class Resolver:
         with self._lock:
             if self._pending is None or time.monotonic() - self._looked_at > _SHARED_S:
                 with opened(self._config.warehouse) as tables:
-                    open_transactions.make(tables)
+                    views.make_pending(tables)
                     self._pending = tables.rows(_PENDING, groups=[rule.group for rule in self.rules])
                 self._looked_at = time.monotonic()
             pending = self._pending
         with opened(self._config.warehouse) as tables:
-            tables.db.register(open_transactions.VIEW, pending)
+            tables.db.register("pending", pending)
             yield tables
 
     def _found(self, tables: Tables, rule: CheckRule, *, only_looks: bool = False) -> list[Mapping[str, Any]]:

@@ -5,7 +5,7 @@
 1. merge what has landed with what is open;
 2. discard further half messages that do not belong to their first (`parts`);
 3. apply ops, the earliest first (`ops`);
-4. an UNKNOWN ends the check that it answers (`answers`);
+4. an UNKNOWN ends the check that it answers (`deadlines`);
 5. deadlines of what is still open: checks and discards (`deadlines`);
 6. recalls, then delays that have ended (`delays`);
 7. report ops and parts that have waited long enough for their message as unmatched, and drop them (`park`).
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from commitlake.errors import DoubledError
-from commitlake.protocol.statemachine import answers, deadlines, delays, ops, park, parts
+from commitlake.protocol.statemachine import deadlines, delays, ops, park, parts
 from commitlake.protocol.statemachine.model import Rules, Segment, Step
 from commitlake.protocol.statemachine.rows import EVENT, Rows, concat
 from commitlake.protocol.states import Kind
@@ -42,7 +42,7 @@ def advance(state: Rows, arrived: Rows, now: int, rules: Rules, watermark: int |
     segment = _merge(state, arrived, rules)
     parts.drop_strangers(segment)
     ops.apply(segment)
-    answers.apply(segment, rules)
+    deadlines.answer(segment, rules)
     deadlines.sweep(segment, clock, now, rules)
     delays.sweep(segment, clock)
     park.sweep(segment, clock, rules)

@@ -1,4 +1,4 @@
-"""When a check is due, and when an open transaction is discarded (contract 4.3 to 4.5)."""
+"""When a check is due, which answer ends it, and when an open transaction is discarded (contract 4.3 to 4.5)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from commitlake.protocol.statemachine.decide import decide
 from commitlake.protocol.statemachine.model import Rules, Segment
 from commitlake.protocol.statemachine.parts import parts_of, spoiled
-from commitlake.protocol.statemachine.rows import EVENT, Longs, Mask, Rows, make
+from commitlake.protocol.statemachine.rows import ABSENT, EVENT, Longs, Mask, Rows, find, make
 from commitlake.protocol.states import Event, Reason, State
 
 LONGEST_PAUSE_MS = 3_600_000
@@ -48,6 +48,32 @@ def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
     """
     doubled = rules.check_repeat_ms * 2.0 ** np.minimum(repeat, 40)
     return np.minimum(doubled, max(LONGEST_PAUSE_MS, rules.check_repeat_ms)).astype(np.int64)
+
+
+def answer(segment: Segment, rules: Rules) -> None:
+    """End the checks that are answered; the next is due `check_interval` after the append time of the answer.
+
+    An answer counts once, and only for the check that it names. An answer that names no check counts for the check that
+    is out, if Kafka stored the answer after that check was last sent. An answer that fits no check changes nothing. A
+    check stays in Kafka until its group reads it, so it is repeated only after long pauses. A group that returns after
+    an hour finds each check four times, not 120 times.
+    """
+    answers, halves = segment.answers, segment.halves
+    at = find(halves["offset"], answers["offset"])
+    answers, at = answers[at >= 0], at[at >= 0]
+    if not len(answers):
+        return
+    half = halves[at]
+    same = (answers["tid"] == half["tid"]) & (answers["grp"] == half["grp"])
+    named = (answers["checks"] == half["checks"]) & (answers["round"] == half["round"])
+    unnamed = (answers["checks"] == ABSENT) & (
+        answers["stored"] > half["due"] - pause_before_repeat(half["repeat"], rules)
+    )
+    fits = np.flatnonzero(same & (named | unnamed) & is_check_outstanding(half))
+    fits = fits[np.argsort(answers["stored"][fits], kind="stable")]
+    answered, first = np.unique(at[fits], return_index=True)
+    halves["repeat"][answered] = ABSENT
+    halves["due"][answered] = answers["stored"][fits[first]] + rules.check_interval_ms
 
 
 def sweep(segment: Segment, watermark: int, now: int, rules: Rules) -> None:

@@ -15,10 +15,6 @@ def sweep(segment: Segment, watermark: int) -> None:
 
     Messages are due by the watermark, not by the clock: a recall that Kafka had in time may not have landed yet. A
     message that was due when it was stored can have no such recall, and is delivered at once.
-
-    Args:
-        segment: the open segment.
-        watermark: ms since epoch, UTC.
     """
     _recall(segment)
     timers = segment.timers

@@ -34,11 +34,7 @@ _ALREADY = {
 
 
 def judge(facts: Rows) -> Longs:
-    """The verdict on each unmatched op or part: a `Refusal`, or a `Ruling`.
-
-    Args:
-        facts: rows of `FACT`.
-    """
+    """The verdict on each unmatched op or part, a row of `FACT`: a `Refusal`, or a `Ruling`."""
     kind = facts["kind"]
     special = {Kind.RECALL: _recall(facts), Kind.RESUME: _resume(facts), Kind.PART: _part(facts)}
     return np.select([kind == each for each in special], list(special.values()), _decision(facts)).astype(np.int64)

@@ -9,16 +9,7 @@ from commitlake.protocol.statemachine.rows import Rows, concat
 
 @dataclass(frozen=True)
 class Rules:
-    """The timing rules (contract 4.2 to 4.5).
-
-    Attributes:
-        timeout_ms: age of a half message at its first check.
-        check_interval_ms: time from the answer UNKNOWN to the next check.
-        check_repeat_ms: time after which a check that nobody answered is sent again for the first time.
-        check_max: answered checks before a transaction is discarded.
-        retention_ms: how long a round of a transaction may last.
-        op_park_ms: how long an op or a part waits for its message, from its append time.
-    """
+    """The timing rules (contract 4.2 to 4.5), as `config.TransactionConfig` has them."""
 
     timeout_ms: int
     check_interval_ms: int

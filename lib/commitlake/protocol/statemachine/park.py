@@ -28,11 +28,6 @@ def sweep(segment: Segment, watermark: int, rules: Rules) -> None:
     """Report ops and parts that have waited long enough as unmatched, and drop them.
 
     The resolution looks them up in the tables, and sends those back that must go on waiting.
-
-    Args:
-        segment: the open segment.
-        watermark: ms since epoch, UTC.
-        rules: the timing rules.
     """
     told = reported_at(segment.ops, rules) <= watermark
     if told.any():

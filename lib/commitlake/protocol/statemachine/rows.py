@@ -119,7 +119,7 @@ def unpack(data: bytes) -> Rows:
 
 
 def coordinate(queue: npt.ArrayLike, offset: npt.ArrayLike) -> Longs:
-    """One sortable number for (queue, offset), as `tables.columns.coordinate` makes it in Spark."""
+    """One sortable number for (queue, offset), as `tables.columns.coordinate_sql` makes it in Spark."""
     return (np.asarray(queue, dtype=np.int64) << OFFSET_BITS) | np.asarray(offset, dtype=np.int64)
 
 

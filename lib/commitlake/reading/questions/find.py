@@ -8,18 +8,18 @@ import pyarrow as pa
 
 from commitlake.errors import NoTableError
 from commitlake.protocol import headers
-from commitlake.reading.questions import ended
 from commitlake.reading.questions.tables import HAS_KEY, Tables, iso
+from commitlake.reading.questions.views import make_ended
 
 COLUMNS = ("at", "what", "state", "topic", "message_id", "transaction_id", "place", "detail")
 _IS = f"(keys = $keys OR (contains(keys, ' ') AND {HAS_KEY}))"
 """Whether a row has the key; the first part lets Bloom filters skip files."""
 _HALVES = f"SELECT * FROM half WHERE {_IS}"
-_OF_HALVES = f"""
+_OF_HALVES = """
 SELECT k.stored_at AS "at", 'transaction' AS what, coalesce(e.state, 'PENDING') AS state, k.topic, k.message_id,
        k.transaction_id, 'half-' || k.queue || '-' || k.queue_offset AS place,
        concat_ws(', ', 'group ' || k.producer_group, 'reason ' || e.reason) AS detail
-FROM keyed k LEFT JOIN {ended.VIEW} e ON e.queue = k.queue AND e.queue_offset = k.queue_offset
+FROM keyed k LEFT JOIN ended e ON e.queue = k.queue AND e.queue_offset = k.queue_offset
 UNION ALL SELECT d.resolved_at, 'delivery', d.state, d.topic, d.message_id, k.transaction_id,
        'half-' || d.queue || '-' || d.queue_offset, 'duplicate of ' || d.duplicate_of
 FROM deliveries d JOIN keyed k ON d.source = 'half' AND d.queue = k.queue AND d.queue_offset = k.queue_offset
@@ -70,18 +70,13 @@ FROM {{view}} WHERE {_IS}
 
 
 def find(tables: Tables, receipts: str, keys: str) -> pa.Table:
-    """All rows with a business key, in time order: `COLUMNS`.
-
-    Args:
-        tables: of the warehouse.
-        receipts: place of the table of receipts, which need not be there.
-        keys: one business key.
+    """All rows with a business key, in time order: `COLUMNS`. The table of receipts need not be there.
 
     Raises:
         NoTableError: no coordinator has run there.
     """
     tables.open("half", "delayed", "deliveries", "rejected")
-    ended.make(tables)
+    make_ended(tables)
     tables.make("keyed", _HALVES, keys=keys)
     parts = [tables.rows(sql, keys=keys) for sql in (_OF_HALVES, _DELAYED, _REJECTED)]
     for topic, view in tables.of_topics(_SHOWN):

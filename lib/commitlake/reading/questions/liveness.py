@@ -9,7 +9,7 @@ from pathlib import Path
 
 from commitlake.config import Config
 from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE, is_local, local_path
-from commitlake.protocol.clock import as_datetime, now_ms
+from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import Tables, epoch_ms
 from commitlake.reading.table import file_time_ms
 
@@ -50,8 +50,3 @@ def _is_locked(path: Path) -> bool:
         return False
     kind = _BSD.unpack(found)[3] if is_bsd else _LINUX.unpack(found)[0]
     return bool(kind != fcntl.F_UNLCK)
-
-
-def text_of(at_ms: int) -> str:
-    """A time as text for people, UTC."""
-    return f"{as_datetime(at_ms):%Y-%m-%dT%H:%M:%SZ}"

@@ -21,13 +21,7 @@ from commitlake.reading.table import Options, Snapshot, Stream, location
 
 
 class Tables:
-    """Opens tables when they are needed.
-
-    Args:
-        db: where the views are made.
-        warehouse: where the tables are.
-        options: deltalake's `storage_options`.
-    """
+    """Opens tables when they are needed."""
 
     def __init__(self, db: duckdb.DuckDBPyConnection, warehouse: str, options: Options = None) -> None:
         self.db, self._warehouse, self._options = db, warehouse, options

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
+from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 
 from commitlake.config import KafkaConfig
@@ -23,11 +26,6 @@ _ACKNOWLEDGED_WITHIN_S = 15
 
 def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str) -> Position:
     """Return the position of a transaction's first half message, the only one that a decision names.
-
-    Args:
-        spark: a session with the Delta extension.
-        warehouse: where the tables are.
-        transaction_id: as the producer got it from its send.
 
     Raises:
         TransactionNotFoundError: no half message, or those of several transactions, have this transaction id.
@@ -48,59 +46,41 @@ def first_half_message(spark: SparkSession, warehouse: str, transaction_id: str)
 
 
 def send(kafka: KafkaConfig, decision: str, transaction_id: str, first: Position, remark: str | None) -> Position:
-    """Send a decision, and return its position in `admin`.
+    """Send a decision on the transaction of the half message at `first`, and return its position in `admin`.
 
     Coordination applies it: a COMMIT or ROLLBACK ends a pending transaction, a RESUME reopens a discarded one. A
-    decision that changes nothing gets a row in the table `rejected`.
-
-    Args:
-        kafka: the coordinator's Kafka.
-        decision: RESUME, COMMIT or ROLLBACK.
-        transaction_id: the transaction's id, which must be that of `first`.
-        first: the position of its first half message in `half`.
-        remark: why; kept in the table `op`.
+    decision that changes nothing gets a row in the table `rejected`. The table `op` keeps the remark.
 
     Raises:
         KafkaError: Kafka did not acknowledge the record.
     """
-    with Sender(kafka) as sender:
-        return sender.send(decision, transaction_id, first, remark)
+    with sending(kafka) as send_one:
+        return send_one(decision, transaction_id, first, remark)
 
 
-class Sender:
-    """A connection that sends decisions one after the other, each acknowledged before the next.
+@contextmanager
+def sending(kafka: KafkaConfig) -> Iterator[Callable[[str, str, Position, str | None], Position]]:
+    """Yield `send` over one connection: each decision is acknowledged before the next."""
+    try:
+        with single_records(kafka) as producer:
+            yield partial(_send, producer, kafka)
+    except kafka_errors.KafkaError as error:
+        raise KafkaError(explain(kafka, error)) from error
 
-    Args:
-        kafka: the coordinator's Kafka.
-    """
 
-    def __init__(self, kafka: KafkaConfig) -> None:
-        self._kafka, self._stack = kafka, ExitStack()
-        self._topic = kafka.topic(ADMIN)
-
-    def __enter__(self) -> Self:
-        try:
-            self._producer = self._stack.enter_context(single_records(self._kafka))
-        except kafka_errors.KafkaError as error:
-            raise KafkaError(explain(self._kafka, error)) from error
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def send(self, decision: str, transaction_id: str, first: Position, remark: str | None) -> Position:
-        """Send a decision; see `send`."""
-        op = wire.OpRecord(
-            transaction_id=transaction_id, producer_group=None, decision=decision, half_messages=(first,), remark=remark
-        )
-        record = wire.encode_op(op)
-        try:
-            sent = self._producer.send(self._topic, key=record.key, value=record.value, partition=0)
-            stored = sent.get(timeout=_ACKNOWLEDGED_WITHIN_S)
-        except kafka_errors.KafkaError as error:
-            if is_refusal(error):
-                raise KafkaError(explain(self._kafka, error)) from error
-            at = self._kafka.bootstrap_servers
-            msg = f"Kafka at {at} did not acknowledge {decision}: {error}; it is safe to send it again"
-            raise KafkaError(msg) from error
-        return Position(stored.partition, stored.offset)
+def _send(
+    producer: KafkaProducer, kafka: KafkaConfig, decision: str, transaction_id: str, first: Position, remark: str | None
+) -> Position:
+    op = wire.OpRecord(
+        transaction_id=transaction_id, producer_group=None, decision=decision, half_messages=(first,), remark=remark
+    )
+    record = wire.encode_op(op)
+    try:
+        sent = producer.send(kafka.topic(ADMIN), key=record.key, value=record.value, partition=0)
+        stored = sent.get(timeout=_ACKNOWLEDGED_WITHIN_S)
+    except kafka_errors.KafkaError as error:
+        if is_refusal(error):
+            raise
+        msg = f"Kafka at {kafka.bootstrap_servers} did not acknowledge {decision}: {error}; it is safe to send it again"
+        raise KafkaError(msg) from error
+    return Position(stored.partition, stored.offset)

@@ -24,9 +24,9 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol.encoding import Position
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
-from commitlake.tables.columns import coordinate
+from commitlake.tables.columns import coordinate_sql
 from commitlake.tools.audit.audit_rows import SOURCES, rows, until
-from commitlake.tools.audit.audit_rules import COUNTS, RULES, judged, per_message
+from commitlake.tools.audit.audit_rules import COUNTS, RULES, Retained, judged, per_message
 
 EXAMPLES = 10
 _BUCKETS = 100  # messages with one finding are grouped by so many places, so that the examples differ
@@ -112,7 +112,7 @@ def counts(tables: Warehouse) -> list[TopicCounts]:
     return _counts(_messages(tables, tables.newest_batch(), _retained_since(tables)), _names(tables))
 
 
-def _messages(tables: Warehouse, last: int, since: int) -> list[Row]:
+def _messages(tables: Warehouse, last: int, since: Retained) -> list[Row]:
     """All messages; those that break the same rules are one row, with a few of their coordinates."""
     facts = rows(tables, last)
     messages = judged(per_message(facts, 1 + facts.count() // _ROWS_PER_TASK), since)
@@ -194,7 +194,7 @@ def _checks(tables: Warehouse, last: int) -> list[Finding]:
     """Checks are compared by themselves: a message has several, numbered in each round, and each may be repeated."""
     repeat = F.coalesce("repeat", F.lit(0)).alias("repeat")
     each = until(tables.read("checks"), last).groupBy(
-        coordinate("queue", "half_offset").alias("at"), "round", "check_no", repeat
+        F.expr(f"{coordinate_sql('queue', 'half_offset')} AS at"), "round", "check_no", repeat
     )
     twice = each.count().where("count > 1")
     return _finding("CHECKED_TWICE", twice, lambda row: f"half {_place(row['at'])}-{row['round']}-{row['check_no']}")
@@ -219,7 +219,11 @@ def _finding(name: str, found: DataFrame, where: Callable[[Row], str]) -> list[F
     return [Finding(name, counted.get["n"], tuple(map(where, first)))] if first else []
 
 
-def _retained_since(tables: Warehouse) -> int:
-    """Ms since epoch, UTC: rows of messages that ended before may be gone. Maintenance writes it before it deletes."""
-    since = tables.read("maintenance").agg(F.max(F.unix_millis("ended_before"))).collect()[0][0]
-    return _NEVER if since is None else int(since)
+def _retained_since(tables: Warehouse) -> Retained:
+    """Times before which rows may be gone. Maintenance writes them before it deletes."""
+    told = tables.read("maintenance")
+    since = told.agg(F.max(F.unix_millis("ended_before"))).collect()[0][0]
+    if "visible_before" not in told.columns:  # the start of this version adds the column
+        return Retained(_NEVER if since is None else int(since), {})
+    cuts = told.where("topic IS NOT NULL").groupBy("topic").agg(F.max(F.unix_millis("visible_before"))).collect()
+    return Retained(_NEVER if since is None else int(since), {topic: int(cut) for topic, cut in cuts})

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Refusal
 from commitlake.tables import Warehouse, topic_table
-from commitlake.tables.columns import coordinate
+from commitlake.tables.columns import coordinate_sql
 
 SOURCES = ("half", "messages", "op", "admin")
 
@@ -128,7 +128,7 @@ def _fact(
 ) -> DataFrame:
     given = {name: F.expr(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
     return table.select(
-        coordinate(queue, offset).alias("at"),
+        F.expr(f"{coordinate_sql(queue, offset)} AS at"),
         source.cast("tinyint").alias("source"),
         F.expr(member).alias("member"),
         what.cast("tinyint").alias("what"),

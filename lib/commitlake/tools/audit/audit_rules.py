@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 from typing import NamedTuple
 
@@ -15,6 +16,19 @@ _STATES = (What.REOPENED, What.COMMITTED, What.COMMITTED_WITH_DELAY, What.ROLLED
 _ENDS = _STATES[1:]
 _SEEN = (What.VISIBLE, What.NORMAL)
 _HALF, _MESSAGES = SOURCES.index("half"), SOURCES.index("messages")
+_NOT_VISIBLE = "NOT_VISIBLE"
+
+
+class Retained(NamedTuple):
+    """Times before which maintenance may have deleted rows, ms since epoch, UTC.
+
+    Attributes:
+        ended: of messages that ended before.
+        topics: by topic with a retention, of rows of its table that became visible before.
+    """
+
+    ended: int
+    topics: Mapping[str, int]
 
 
 class AuditRule(NamedTuple):
@@ -23,7 +37,8 @@ class AuditRule(NamedTuple):
     Attributes:
         name: as the audit reports it.
         when: SQL condition on the facts of a message (`per_message`).
-        may_age: whether the condition can also mean that maintenance has deleted a row.
+        may_age: whether the condition can also mean that maintenance has deleted a row; of a topic's rows, by
+            `topics.retention`, that is `NOT_VISIBLE`.
     """
 
     name: str
@@ -44,7 +59,7 @@ RULES = (
     AuditRule("VISIBLE_IN_OTHER_QUEUE", "visible_queue != queue_id"),
     AuditRule("VISIBLE_IN_OTHER_BATCH", "visible_batch != shown_batch"),
     AuditRule("OTHER_TOPIC", "topic_low != topic_high OR (shown_low = shown_high AND shown_low != topic_low)"),
-    AuditRule("NOT_VISIBLE", "shown AND visible = 0"),
+    AuditRule(_NOT_VISIBLE, "shown AND visible = 0"),
     AuditRule("VISIBLE_UNDECIDED", "visible > 0 AND NOT shown AND recalled = 0", may_age=True),
     AuditRule("VISIBLE_RECALLED", "visible > 0 AND delivered = 0 AND recalled > 0"),
     AuditRule("END_OF_NOTHING", "ends > 0 AND landed = 0", may_age=True),
@@ -143,16 +158,19 @@ def _is(*kinds: What) -> str:
     return f"what IN ({', '.join(str(int(kind)) for kind in kinds)})"
 
 
-def judged(messages: DataFrame, retained_since: int) -> DataFrame:
+def judged(messages: DataFrame, since: Retained) -> DataFrame:
     """Add `findings`, a bit for each rule that a message breaks; leave out messages with deleted rows.
 
     Args:
         messages: as of `per_message`.
-        retained_since: ms since epoch, UTC; rows of messages that ended before may be gone.
+        since: the times before which rows may be gone.
     """
     broken = {rule: F.coalesce(F.expr(rule.when), F.lit(False)) for rule in RULES}
-    is_old = F.coalesce(F.col("happened") < retained_since, F.lit(False))
-    bits = [F.when(broken[rule] & ~(is_old & rule.may_age), 1 << n).otherwise(0) for n, rule in enumerate(RULES)]
-    aged = is_old & reduce(Column.__or__, [broken[rule] for rule in RULES if rule.may_age])
+    cuts = " ".join(f"WHEN xxhash64('{topic}') THEN {cut}L" for topic, cut in since.topics.items())
+    of_topic = f"happened < CASE topic_low {cuts} END" if cuts else "false"
+    is_old, is_trimmed = (F.coalesce(F.expr(text), F.lit(False)) for text in (f"happened < {since.ended}L", of_topic))
+    excused = {rule: is_trimmed if rule.name == _NOT_VISIBLE else is_old & rule.may_age for rule in RULES}
+    bits = [F.when(broken[rule] & ~excused[rule], 1 << n).otherwise(0) for n, rule in enumerate(RULES)]
+    aged = reduce(Column.__or__, [broken[rule] & excused[rule] for rule in RULES])
     found = messages.withColumns({"findings": reduce(Column.__add__, bits), "aged": aged})
     return found.where("findings != 0 OR NOT aged")

@@ -10,9 +10,9 @@ from dataclasses import astuple, fields
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from commitlake.coordinator.coordination.unmatched.lookup import newest, reopened
 from commitlake.protocol import headers
 from commitlake.tables import Warehouse
-from commitlake.tables.reopened import newest, reopened
 from commitlake.tools.audit import audit
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.audit.audit_rows import until
@@ -48,10 +48,7 @@ SELECT 6, rejected_at, CONCAT('rejected: ', reason), kafka_partition, kafka_offs
 def transaction(spark: SparkSession, warehouse: str, transaction_id: str) -> DataFrame:
     """Return the history of a transaction in time order: at, event, queue and offset of the record, detail.
 
-    Args:
-        spark: a session with the Delta extension.
-        warehouse: where the tables are.
-        transaction_id: of a half message, or of an op that was rejected.
+    Its id is that of a half message, or of an op that was rejected.
     """
     tables = Warehouse(spark, warehouse)
     mine = F.col("transaction_id") == transaction_id

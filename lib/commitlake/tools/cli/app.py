@@ -7,8 +7,11 @@ driver (`in_driver`), where its work is done (`commands`), or it needs no Spark 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +22,6 @@ from commitlake.protocol.version import __version__
 from commitlake.reading import damage
 from commitlake.spark import preflight, process
 from commitlake.tools.cli import tx, without_spark
-from commitlake.tools.cli.driver import in_driver
 from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, with_address
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ app = typer.Typer(
 )
 
 
+_SCRIPT = Path(__file__).with_name("__main__.py")
+_LAUNCH_ONLY = ("master", "dry_run")
+"""Parameters of the launch; the command in the driver does not get them."""
 _OF_CONSUMERS = ("deltalake", "duckdb", "pyarrow", "sqlglot")
 """Modules of the extra `consumer`, with which all commands work that need no Spark."""
 
@@ -62,6 +67,55 @@ def main(*words: str) -> None:
             if isinstance(error, CommitLakeError) or ".parquet" not in reason:
                 raise
             raise WarehouseError(damage.of_reading(reason)) from error  # Spark's error; other readers name the table
+
+
+@contextmanager
+def in_driver(
+    context: typer.Context, *, long_lived: bool = False, exit_when_stopped: int = process.STOPPED
+) -> Iterator[None]:
+    """Run the block in Spark's driver; elsewhere run the same command in a driver, and exit with its code.
+
+    Args:
+        context: of the command, whose parameters are valid.
+        long_lived: whether it runs for minutes or more, so that top speed beats a quick start.
+        exit_when_stopped: exit code after SIGTERM or SIGINT, until the command calls `process.stop_on_signals`.
+
+    Raises:
+        SetupError: no fitting Java or Spark, or jars that cannot be resolved.
+        typer.Exit: the driver has ended.
+    """
+    if process.is_driver() and not context.params["dry_run"]:
+        with process.exit_on_signals(exit_when_stopped):
+            yield
+        return
+    from commitlake.spark import submit  # not needed for `--help`
+
+    code = submit.launch(
+        _SCRIPT,
+        _command_line(context),
+        name=f"commitlake-{context.info_name}",
+        master=context.params["master"],
+        short_lived=not long_lived,
+        dry_run=context.params["dry_run"],
+    )
+    raise typer.Exit(code)
+
+
+def _command_line(context: typer.Context) -> list[str]:
+    """The words that make the same command in the driver."""
+    options, arguments = [], []
+    for parameter in context.command.params:
+        value = context.params.get(str(parameter.name))
+        if parameter.name in _LAUNCH_ONLY or value is None or value is False:
+            continue
+        if parameter.param_type_name == "argument":
+            arguments.append(str(value))
+        elif value is True:
+            options.append(parameter.opts[0])
+        else:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            options += [f"{parameter.opts[0]}={each}" for each in values]
+    return [str(context.info_name), *options, *(["--", *arguments] if arguments else [])]
 
 
 def _tell_version(wanted: bool) -> None:
@@ -214,6 +268,37 @@ def maintain(
         from commitlake.tools.cli import commands
 
         raise typer.Exit(commands.maintain(settings))
+
+
+@app.command()
+def erase(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the tables' history.")],
+    keys: Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Messages with this business key.")] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="Messages whose columns fit, in Spark's SQL.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase them; without it they are only counted.")] = False,
+    conf: Conf = None,
+    sets: Sets = None,
+    master: Master = LOCAL,
+    dry_run: DryRun = False,
+) -> None:
+    """Erase what messages say, in all tables, such as those of one person.
+
+    Bodies, properties and keys go; ids, offsets and states stay. On a local warehouse this works only while no
+    coordinator runs. Exit code 3 when there is nothing.
+    """
+    if (keys is None) == (where is None):
+        msg = "give one of --keys and --where"
+        raise typer.BadParameter(msg, context)
+    settings = load(conf, sets)
+    with in_driver(context, long_lived=True):
+        from commitlake.tools.cli import commands
+        from commitlake.tools.erase import ToErase
+
+        raise typer.Exit(commands.erase(settings, ToErase(topic, keys, where), remark, sure=yes))
 
 
 app.add_typer(tx.app, name="tx")

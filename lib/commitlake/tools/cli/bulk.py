@@ -1,6 +1,7 @@
-"""Forced decisions on many transactions: shown first, then sent to `admin` at a steady pace.
+"""What is shown first and then sent: forced decisions on many transactions, and recalls of delayed messages.
 
-An interrupted run is continued by the same command: transactions decided meanwhile no longer fit its filters.
+Decisions go to `admin` at a steady pace. An interrupted run is continued by the same command: transactions decided
+meanwhile no longer fit its filters.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import typer
 from commitlake.config import Config
 from commitlake.config.terminal import counted, printable
 from commitlake.errors import CommitLakeError, ConfigError
+from commitlake.kafka.admin_client import many_records
+from commitlake.protocol import wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
-from commitlake.reading.questions.history import history
+from commitlake.protocol.kafka_topics import OP
+from commitlake.reading.questions.delayed import recall_of, waiting
 from commitlake.reading.questions.tables import Tables, escaped, opened
-from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
-from commitlake.tools.audit.admin import Sender
+from commitlake.reading.questions.transactions import COLUMNS, Wanted, found, history
+from commitlake.tools.audit.admin import sending
 from commitlake.tools.cli import output
 from commitlake.tools.cli.options import with_address
-from commitlake.tools.cli.questions import asked
+from commitlake.tools.cli.questions import FOUND, NOTHING, asked, show
 
 _EXAMPLES = 10
 _EXISTS = re.compile(r"delta:(?P<place>.+?)\s+ON\s+(?P<own>\w+)\s*=\s*(?P<other>\w+)", re.IGNORECASE)
@@ -69,10 +73,10 @@ def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> in
         print(f"and {len(others) - _EXAMPLES} more that are not chosen")
     print(f"{plan.decision} of {counted(len(rows), 'transaction')}{_introduction(len(rows))}")
     if not rows:
-        return 3
+        return NOTHING
     output.show(COLUMNS, ([row[name] for name in COLUMNS] for row in rows[:_EXAMPLES]))
     if dry_run:
-        return 0
+        return FOUND
     if ask and not typer.confirm(f"Send {counted(len(rows), 'decision')}?"):
         return 1
     return _sent(settings, plan, rows)
@@ -128,10 +132,10 @@ def _exists(tables: Tables, given: str) -> str:
 def send(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     """Send decisions in their order, no more than `rate` a second; yields after each how many are sent."""
     begun = time.monotonic()
-    with Sender(settings.kafka) as sender:
+    with sending(settings.kafka) as send_one:
         for sent, row in enumerate(rows, 1):
             first = Position(row["queue"], row["queue_offset"])
-            sender.send(plan.decision, row["transaction_id"], first, plan.remark)
+            send_one(plan.decision, row["transaction_id"], first, plan.remark)
             yield sent
             time.sleep(max(0.0, begun + sent / plan.rate - time.monotonic()))
 
@@ -145,4 +149,30 @@ def _sent(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]
         print(f"{sent} of {len(rows)} are sent ({error or 'interrupted'}); the same command goes on with the rest")
         return 1
     print(f"sent {counted(sent, 'decision')}; `commitlake tx list` shows what came of them, within some seconds")
-    return 0
+    return FOUND
+
+
+def send_recalls(settings: Config, rows: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Recall the messages of rows of `waiting`; yields their number once all recalls are sent."""
+    with many_records(settings.kafka) as put:
+        for row in rows:
+            record = wire.encode_recall(recall_of(row))
+            put(settings.kafka.topic(OP), key=record.key, value=record.value, partition=row["queue"])
+    yield len(rows)
+
+
+def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool) -> int:
+    """Show the delayed messages with a key, then recall them."""
+    if not dry_run:
+        settings = with_address(settings)
+    with opened(settings.warehouse) as tables:
+        chosen = waiting(tables, topic, keys)
+    show(chosen, _EXAMPLES, as_json=False)
+    rows = chosen.to_pylist()
+    if not rows or dry_run:
+        return FOUND if rows else NOTHING
+    if ask and not typer.confirm(f"Recall {counted(len(rows), 'message')}?"):
+        return 1
+    (sent,) = send_recalls(settings, rows)
+    print(f"sent {counted(sent, 'recall')}; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
+    return FOUND

@@ -6,7 +6,6 @@ import logging
 from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from commitlake.config import Config
 from commitlake.config.terminal import printable
@@ -14,13 +13,17 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
 from commitlake.errors import FencedError
+from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.spark import cluster, process, session
 from commitlake.tables import Warehouse
+from commitlake.tools import erase as erasing
 from commitlake.tools.audit import admin, ledger
 from commitlake.tools.audit import audit as auditing
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.cli import output
+from commitlake.tools.cli.questions import NOTHING
+from commitlake.tools.erase import ToErase
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +31,7 @@ MOST_ROWS = 1_000
 
 
 def run(settings: Config, *, available_now: bool = False, standby: bool = False) -> None:
-    """Run the coordinator until a signal comes.
-
-    Args:
-        settings: the configuration.
-        available_now: end when all records that are there are processed.
-        standby: wait first, until no other coordinator runs on the warehouse.
-    """
+    """Run the coordinator until a signal comes, or until all records that are there are processed (`available_now`)."""
     spark = session.build(settings, app_name="commitlake-run")
     try:
         with _started(spark, settings, available_now, standby) as coordinator:
@@ -121,6 +118,28 @@ def maintain(settings: Config) -> int:
     return int(bool(report.failed))
 
 
+def erase(settings: Config, wanted: ToErase, remark: str, *, sure: bool) -> int:
+    """Count the rows that messages have in all tables and, when `sure`, erase what they say; 3 when there are none.
+
+    Raises:
+        FencedError: a coordinator runs on this local warehouse.
+        WarehouseError: a message is open.
+    """
+    spark = _session_on_tables(settings, "erase")
+    settings = cluster.resolved(spark, settings)
+    tables = Warehouse(spark, settings.warehouse)
+    with fencing.lock(settings, spark):
+        if sure:
+            counts = erasing.erase(tables, f"{settings.receipts_place}/receipts", wanted, now_ms(), remark)
+        else:
+            counts = erasing.found(tables, wanted)
+    output.show(("table", "rows"), counts.items())
+    if not any(counts.values()):
+        return NOTHING
+    print(erasing.remains(settings, wanted) if sure else "nothing is erased yet: add --yes")
+    return 0
+
+
 def _session_on_tables(settings: Config, command: str) -> SparkSession:
     """Return a session; raises `WarehouseError` where the warehouse has no tables."""
     spark = session.build(settings, app_name=f"commitlake-{command}")
@@ -129,19 +148,8 @@ def _session_on_tables(settings: Config, command: str) -> SparkSession:
 
 
 def _show(found: DataFrame) -> list[dict[str, object]]:
-    """Print rows, and return them; times are UTC."""
-    rows = [row.asDict() for row in _with_texts_for_times(found).limit(MOST_ROWS).collect()]
+    """Print rows, and return them; times are UTC: Arrow keeps their zone, rows of Spark have the machine's."""
+    rows: list[dict[str, object]] = found.limit(MOST_ROWS).toArrow().to_pylist()
     output.show(found.columns, (row.values() for row in rows))
     print(f"({len(rows)} rows{', the first ones' if len(rows) == MOST_ROWS else ''})")
     return rows
-
-
-def _with_texts_for_times(found: DataFrame) -> DataFrame:
-    """Times as texts: Python would show them in the machine's zone, Spark shows them in the session's, which is UTC."""
-    times = {name for name, kind in found.dtypes if kind == "timestamp"}
-    return found.select(
-        *[
-            F.date_format(name, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'").alias(name) if name in times else name
-            for name in found.columns
-        ]
-    )

@@ -34,8 +34,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit 
 
 LOCAL = "local[*]"
 """The default of `Master`."""
-LAUNCH_ONLY = ("master", "dry_run")
-"""Parameters of the launch; the command in the driver does not get them."""
 
 
 def load(conf: str | None, sets: Sequence[str] | None) -> Config:

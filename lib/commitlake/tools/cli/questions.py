@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import duckdb
 import pyarrow as pa
@@ -13,11 +13,9 @@ from commitlake.config import Config
 from commitlake.config.terminal import json_line, printable
 from commitlake.errors import ConfigError
 from commitlake.protocol.clock import now_ms
-from commitlake.reading.questions import find as everywhere
-from commitlake.reading.questions import overview
-from commitlake.reading.questions.history import history as transaction_history
-from commitlake.reading.questions.tables import opened
-from commitlake.reading.questions.transactions import COLUMNS, STATES, Wanted, found
+from commitlake.reading.questions.tables import Tables, opened
+from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
+from commitlake.reading.questions.transactions import history as transaction_history
 from commitlake.tools.cli import output
 
 FOUND, NOTHING = 0, 3
@@ -27,20 +25,10 @@ _NO_KEY = "no transaction of those asked for has the key; `commitlake find KEY` 
 _OTHERS = "a message sent without one is in its topic's table, one with a delay in `commitlake delayed` until it is due"
 
 
-def wanted(
-    states: Iterable[str],
-    group: str | None,
-    topic: str | None,
-    reason: str | None,
-    older_than_ms: int | None,
-    since_ms: int | None,
-    keys: str | None,
-    where: str | None,
-) -> Wanted:
-    """The selection that a command asks for; `since_ms` counts back from now."""
-    begin = None if since_ms is None else now_ms() - since_ms
-    names = tuple(str(state) for state in states) or STATES
-    return Wanted(names, group, topic, reason, older_than_ms, begin, keys, where)
+def ask(settings: Config, question: Callable[[Tables], pa.Table], limit: int, as_json: bool) -> int:
+    """Show the answer to a question."""
+    with opened(settings.warehouse) as tables:
+        return show(question(tables), limit, as_json)
 
 
 def repeat(watch: bool, work: Callable[[], int]) -> int:
@@ -66,12 +54,6 @@ def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *,
     return show(rows.sort_by("stored_at") if oldest_first else rows, limit, as_json, is_cut=not oldest_first)
 
 
-def find(settings: Config, keys: str, limit: int, as_json: bool) -> int:
-    """Show all rows with a business key."""
-    with opened(settings.warehouse) as tables:
-        return show(everywhere.find(tables, f"{settings.receipts_place}/receipts", keys), limit, as_json)
-
-
 def history(settings: Config, transaction_id: str, as_json: bool) -> int:
     """Show the history of a transaction."""
     with opened(settings.warehouse) as tables:
@@ -92,24 +74,6 @@ def history(settings: Config, transaction_id: str, as_json: bool) -> int:
     return FOUND
 
 
-def rejected(settings: Config, reason: str | None, since_ms: int | None, limit: int, as_json: bool) -> int:
-    """Show records that changed nothing."""
-    with opened(settings.warehouse) as tables:
-        return show(overview.rejected(tables, reason, _begin(since_ms)), limit, as_json)
-
-
-def topics(settings: Config, limit: int, as_json: bool) -> int:
-    """Show the destination topics."""
-    with opened(settings.warehouse) as tables:
-        return show(overview.topics(tables), limit, as_json)
-
-
-def stats(settings: Config, since_ms: int | None, as_json: bool) -> int:
-    """Show counts by topic, state and reason."""
-    with opened(settings.warehouse) as tables:
-        return show(overview.stats(tables, _begin(since_ms), now_ms()), 10_000, as_json)
-
-
 def asked(question: Callable[[], pa.Table], **conditions: str | None) -> pa.Table:
     """The answer to a question; an error in the user's `conditions`, by option, becomes a short one.
 
@@ -125,10 +89,6 @@ def asked(question: Callable[[], pa.Table], **conditions: str | None) -> pa.Tabl
         told = str(error).splitlines()[0]
         msg = f"{' or '.join(options)}: {told}; give a condition on columns of half and transactions"
         raise ConfigError(msg) from error
-
-
-def _begin(since_ms: int | None) -> int:
-    return 0 if since_ms is None else now_ms() - since_ms
 
 
 def show(found: pa.Table, limit: int, as_json: bool, *, is_cut: bool = False) -> int:

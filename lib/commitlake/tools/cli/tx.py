@@ -99,10 +99,11 @@ def list_(
     sets: Sets = None,
 ) -> None:
     """List transactions, the newest first. Exit code 3 when there are none."""
+    from commitlake.reading.questions.transactions import STATES, Wanted
     from commitlake.tools.cli import questions
 
     settings = load(conf, sets)
-    wanted = questions.wanted(state or (), group, topic, reason, older_than, since, keys, where)
+    wanted = Wanted(tuple(state or STATES), group, topic, reason, older_than, since, keys, where)
     raise typer.Exit(questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json)))
 
 
@@ -136,11 +137,12 @@ def hanging(
 
     Exit code 3 when there are none.
     """
+    from commitlake.reading.questions.transactions import Wanted
     from commitlake.tools.cli import questions
 
     settings = load(conf, sets)
     age = settings.transaction.hangs_after_ms if older_than is None else older_than
-    wanted = questions.wanted([StateFilter.PENDING], group, topic, None, age, None, None, None)
+    wanted = Wanted((StateFilter.PENDING,), group, topic, older_than_ms=age)
     code = questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
     raise typer.Exit(code)
 
@@ -183,7 +185,8 @@ def _command(decision: str, changes: StateFilter, text: str) -> None:
         conf: Conf = None,
         sets: Sets = None,
     ) -> None:
-        from commitlake.tools.cli import bulk, questions
+        from commitlake.reading.questions.transactions import Wanted
+        from commitlake.tools.cli import bulk
 
         if set(state or ()) - {changes}:
             msg = f"{decision} changes only what is {changes}; leave --state out"
@@ -193,7 +196,7 @@ def _command(decision: str, changes: StateFilter, text: str) -> None:
         if not transaction_id and not any(filters) and not exists_in:
             msg = "name transactions, or choose them by --where or another filter; --state alone does not choose"
             raise typer.BadParameter(msg)
-        wanted = questions.wanted([changes], *filters)
+        wanted = Wanted((changes,), *filters)
         told = f"{remark} (by {name or bulk.who()})"
         plan = bulk.BulkDecision(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
         raise typer.Exit(bulk.run(settings, plan, dry_run=dry_run, ask=not yes))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.states import REJECTED_REASONS
 from commitlake.tools.cli import tx
@@ -14,6 +15,12 @@ from commitlake.tools.cli.options import LOCAL, AsJson, Conf, Limit, Master, Set
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
+_MOST_STATS = 10_000
+
+
+def _ago(since_ms: int | None) -> int:
+    """So long ago, ms since epoch, UTC; 0: all times count."""
+    return 0 if since_ms is None else now_ms() - since_ms
 
 
 def demo(
@@ -52,9 +59,11 @@ def rejected(
 
     Needs no Spark. Exit code 3 when there are none.
     """
-    from commitlake.tools.cli import questions
+    from commitlake.reading.questions import overview
+    from commitlake.tools.cli.questions import ask
 
-    raise typer.Exit(questions.rejected(load(conf, sets), reason, since, limit, as_json))
+    settings = load(conf, sets)
+    raise typer.Exit(ask(settings, lambda tables: overview.rejected(tables, reason, _ago(since)), limit, as_json))
 
 
 def find(
@@ -69,9 +78,12 @@ def find(
     In transactions, delayed, visible and rejected messages, and receipts. Needs no Spark. Exit code 3 where it is
     nowhere.
     """
-    from commitlake.tools.cli import questions
+    from commitlake.reading.questions import find as everywhere
+    from commitlake.tools.cli.questions import ask
 
-    raise typer.Exit(questions.find(load(conf, sets), keys, limit, as_json))
+    settings = load(conf, sets)
+    receipts = f"{settings.receipts_place}/receipts"
+    raise typer.Exit(ask(settings, lambda tables: everywhere.find(tables, receipts, keys), limit, as_json))
 
 
 def topics(limit: Limit = 1_000, as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
@@ -79,9 +91,10 @@ def topics(limit: Limit = 1_000, as_json: AsJson = False, conf: Conf = None, set
 
     Needs no Spark. Exit code 3 when there are none.
     """
-    from commitlake.tools.cli import questions
+    from commitlake.reading.questions import overview
+    from commitlake.tools.cli.questions import ask
 
-    raise typer.Exit(questions.topics(load(conf, sets), limit, as_json))
+    raise typer.Exit(ask(load(conf, sets), overview.topics, limit, as_json))
 
 
 def stats(since: tx.Since = None, as_json: AsJson = False, conf: Conf = None, sets: Sets = None) -> None:
@@ -89,9 +102,11 @@ def stats(since: tx.Since = None, as_json: AsJson = False, conf: Conf = None, se
 
     Needs no Spark. Exit code 3 when there is nothing.
     """
-    from commitlake.tools.cli import questions
+    from commitlake.reading.questions import overview
+    from commitlake.tools.cli.questions import ask
 
-    raise typer.Exit(questions.stats(load(conf, sets), since, as_json))
+    settings = load(conf, sets)
+    raise typer.Exit(ask(settings, lambda tables: overview.stats(tables, _ago(since), now_ms()), _MOST_STATS, as_json))
 
 
 def doctor(
@@ -107,11 +122,11 @@ def doctor(
     Needs no Spark. Exit code 1 when something needs a look.
     """
     settings = load(conf, sets)
-    from commitlake.tools.cli import health
+    from commitlake.tools import doctor as health
 
     if make_room:
         health.make_room(settings)
-    raise typer.Exit(health.doctor(settings, as_json))
+    raise typer.Exit(health.show(settings, as_json))
 
 
 def backup(
@@ -174,9 +189,10 @@ def delayed(
 
     Needs no Spark. Exit code 3 when there are none.
     """
-    from commitlake.tools.cli import delayed as messages
+    from commitlake.reading.questions.delayed import waiting
+    from commitlake.tools.cli.questions import ask
 
-    raise typer.Exit(messages.list_waiting(load(conf, sets), topic, keys, limit, as_json))
+    raise typer.Exit(ask(load(conf, sets), lambda tables: waiting(tables, topic, keys), limit, as_json))
 
 
 def recall(
@@ -191,9 +207,9 @@ def recall(
 
     Needs no Spark. Shows them first, and asks. Exit code 3 when there are none.
     """
-    from commitlake.tools.cli import delayed as messages
+    from commitlake.tools.cli import bulk
 
-    raise typer.Exit(messages.recall(load(conf, sets), topic, keys, dry_run=dry_run, ask=not yes))
+    raise typer.Exit(bulk.recall(load(conf, sets), topic, keys, dry_run=dry_run, ask=not yes))
 
 
 def unfinished(

@@ -46,24 +46,14 @@ def _some(names: Counter[str]) -> str:
 
 
 class OrderTables:
-    """The tables of the demo's coordinator, as any Delta reader sees them.
-
-    Args:
-        root: where they are.
-        kafka: address of the broker.
-    """
+    """The tables of the demo's coordinator, as any Delta reader sees them."""
 
     def __init__(self, root: Path, kafka: str) -> None:
         self.root = root
         self._kafka = kafka
 
     def query(self, sql: str, *names: str) -> list[tuple[Any, ...]]:
-        """The rows of a query on tables, `{0}` and so on in it; none while one of them has no rows.
-
-        Args:
-            sql: in DuckDB's dialect.
-            names: names of tables; `topics/<topic>` is the table of a topic.
-        """
+        """The rows of a query of DuckDB on tables, `{0}` and so on in it; none while one of them has no rows."""
         files = [self._files(name) for name in names]
         if not all(files):
             return []

@@ -7,7 +7,6 @@ import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from commitlake import ReceivedMessage, consume
@@ -23,10 +22,7 @@ class Service:
     once.
 
     Args:
-        conf: the file of the coordinator's configuration.
-        warehouse: where the tables are.
         group: its group of consumers, and the name of its database.
-        place: a directory for the database.
         fails_first: of so many orders one fails at its first attempt and is retried; 0 for none.
     """
 
@@ -45,9 +41,7 @@ class Service:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._messages.stop()
         self._thread.join(30)

@@ -46,11 +46,7 @@ class Order:
 
 
 class OrderTable:
-    """Orders and accounts in SQLite; any number of processes may use one file.
-
-    Args:
-        path: of the SQLite file, which `create` makes.
-    """
+    """Orders and accounts in a file of SQLite, which `create` makes; any number of processes may use it."""
 
     def __init__(self, path: str) -> None:
         self._path = path

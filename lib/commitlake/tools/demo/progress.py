@@ -14,12 +14,7 @@ _EVERY_S = 5  # without a terminal the state is a line that stays, written at mo
 
 
 class DemoProgress:
-    """Lines with the seconds since the start; threads may write them too.
-
-    Args:
-        columns: width of the terminal; 0 when there is none.
-        out: where to write.
-    """
+    """Lines with the seconds since the start; threads may write them too. Without a terminal, `columns` is 0."""
 
     def __init__(self, columns: int = 0, out: TextIO = sys.stdout) -> None:
         self._console = Console(file=out, force_terminal=columns > 0, width=columns or None)

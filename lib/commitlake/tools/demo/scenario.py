@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from commitlake.tools.demo import orders, others
+from commitlake import DefaultMQProducer, Message
+from commitlake.tools.demo import orders
 from commitlake.tools.demo.comparison import Comparison, OrderTables
-from commitlake.tools.demo.coordinator_process import CoordinatorProcess
 from commitlake.tools.demo.downstream import Service
-from commitlake.tools.demo.instances import Instances
 from commitlake.tools.demo.orders import OrderTable
+from commitlake.tools.demo.processes import CoordinatorProcess, Instance
 from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.shop import DOOMED, ORDERS, SHOPS
 
@@ -25,6 +25,8 @@ again. Then {DOOMED} is killed, and the others answer for it. Two services read 
 the orders: one books points for what was paid, one ships it, and tries again when its
 carrier does not answer.
 """
+_PRICES, _REMINDERS = "prices", "reminders"
+_DELAY_S = 10
 _LOOK_EVERY_S = 1.0
 _PATIENCE_S = 600
 """The story takes a minute on two quick cores, and four and more on slow ones that do other things too."""
@@ -41,7 +43,7 @@ class Scenario:
     coordinator: CoordinatorProcess
     tables: OrderTables
     table: OrderTable
-    shops: Instances
+    shops: Sequence[Instance]
     points: Service
     logistics: Service
     progress: DemoProgress
@@ -53,13 +55,9 @@ class Scenario:
         self._was_ready = False
 
     def play(self, kafka: Mapping[str, Any]) -> list[str]:
-        """Run until all is decided and all sides agree, or patience ends; return what still differs then.
-
-        Args:
-            kafka: arguments of a producer.
-        """
-        self._others = others.send(kafka)
-        self.progress.write(f"sent a batch of 3 {others.PRICES}, and a reminder for in {others.DELAY_S} s")
+        """Run until all is decided and all sides agree, or patience ends; return what still differs then."""
+        self._others = _send_others(kafka)
+        self.progress.write(f"sent a batch of 3 {_PRICES}, and a reminder for in {_DELAY_S} s")
         deadline = time.monotonic() + _PATIENCE_S
         try:
             while (differences := self._look()) and time.monotonic() < deadline:
@@ -70,9 +68,9 @@ class Scenario:
             self.progress.end()
 
     def _show(self) -> None:
-        counts = self.counts
+        counts, placed = self.counts, sum(each.placed for each in self.shops)
         self.progress.show(
-            f"{self.shops.placed} orders: {counts['COMMITTED']} committed, {counts['ROLLED_BACK']} rolled back, "
+            f"{placed} orders: {counts['COMMITTED']} committed, {counts['ROLLED_BACK']} rolled back, "
             f"{counts['PENDING']} pending; {counts['checks']} checks; "
             f"{len(self.points.worked_on())} points, {len(self.logistics.worked_on())} shipped"
         )
@@ -85,7 +83,7 @@ class Scenario:
             self.progress.write(f"the first {counts['COMMITTED']} orders are committed")
         if not self._is_back():
             return ["the coordinator is not ready"]
-        if not self.shops.are_done:
+        if not all([each.is_done for each in self.shops]):  # each raises, if it has died
             return ["the shops are still placing orders"]
         if self.counts["PENDING"]:
             return [f"transactions: {self.counts['PENDING']} half messages are pending"]
@@ -120,3 +118,12 @@ class Scenario:
     def _others_are_seen(self, topic: str, ids: Counter[str]) -> Comparison:
         seen = self.tables.seen(topic, "message_id")
         return Comparison("other messages", "what was sent", f"the topic table {topic}", ids, seen)
+
+
+def _send_others(kafka: Mapping[str, Any]) -> dict[str, Counter[str]]:
+    """Send three prices as one batch, and a reminder that becomes visible after `_DELAY_S`; ids by topic."""
+    with DefaultMQProducer("marketing", **kafka) as producer:
+        prices = [Message(_PRICES, f"{item}: {price}") for item, price in (("tea", 4), ("cake", 6), ("jam", 3))]
+        batch = producer.send(prices)
+        reminder = producer.send(Message(_REMINDERS, "Tell us how you like it", delay_seconds=_DELAY_S))
+    return {_PRICES: Counter(batch.msg_id.split(",")), _REMINDERS: Counter([reminder.msg_id])}

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from commitlake.reading.questions import ended as ended_messages
-from commitlake.reading.questions import open as open_transactions
 from commitlake.reading.questions import overview
-from commitlake.reading.questions.lateness import lateness
 from commitlake.reading.questions.tables import Tables, moment
+from commitlake.reading.questions.views import make_ended, make_pending
 
 BUCKETS = 48
 STATES = ("COMMITTED", "ROLLED_BACK", "DISCARDED")
 _OLDEST, _MOST_DISCARDS = 15, 20
 
 _BUCKET = "least(greatest((epoch_ms({column}) - {since}) // {width}, 0), {last})::INTEGER"
-_ENDED = f"""
-SELECT {{bucket}} AS bucket, state, count(*) AS n FROM {ended_messages.VIEW} WHERE {{recent}} GROUP BY ALL
+_ENDED = """
+SELECT {bucket} AS bucket, state, count(*) AS n FROM ended WHERE {recent} GROUP BY ALL
 """
 _COMMITTED = """(
 SELECT *, (epoch_ms(completed_at) - epoch_ms(stored_at)) / 1000 AS took_s
@@ -29,10 +27,10 @@ _LATENCY = f"""
 SELECT {{bucket}} AS bucket, quantile_cont(took_s, 0.5) AS p50, quantile_cont(took_s, 0.99) AS p99
 FROM {_COMMITTED} GROUP BY ALL
 """
-_AGES = f"""
+_AGES = """
 SELECT CASE WHEN age < 60 THEN 0 WHEN age < 600 THEN 1 WHEN age < 3600 THEN 2 WHEN age < 86400 THEN 3 ELSE 4
        END AS step, count(*) AS n
-FROM (SELECT ({{now}} - since_ms) / 1000 AS age FROM {open_transactions.VIEW}) GROUP BY ALL
+FROM (SELECT ({now} - since_ms) / 1000 AS age FROM pending) GROUP BY ALL
 """
 AGES = ("below 1 min", "1 to 10 min", "10 to 60 min", "1 h to 1 d", "above 1 d")
 _CHECKS = """
@@ -52,7 +50,7 @@ FROM {_COMMITTED} GROUP BY ALL ORDER BY p99_s DESC, producer_group LIMIT 10
 """
 _OPEN = f"""
 SELECT transaction_id, producer_group, topic, checks, stored_at, ({{now}} - since_ms) / 1000 AS age_s
-FROM {open_transactions.VIEW} ORDER BY since_ms, queue, queue_offset LIMIT {_OLDEST}
+FROM pending ORDER BY since_ms, queue, queue_offset LIMIT {_OLDEST}
 """
 
 
@@ -96,8 +94,8 @@ class Figures:
 def read(tables: Tables, since: int, now: int) -> Figures:
     """Read all figures of the time from `since` to `now`, both ms since epoch, UTC."""
     tables.open("transactions", "batches", "checks", "op")
-    open_transactions.make(tables)
-    ended_messages.make(tables)
+    make_pending(tables)
+    make_ended(tables)
     width = max(1, (now - since) // BUCKETS)
     bucket = _BUCKET.format(column="resolved_at", since=since, width=width, last=BUCKETS - 1)
     recent = f"resolved_at >= {moment(since)}"
@@ -120,7 +118,7 @@ def read(tables: Tables, since: int, now: int) -> Figures:
         checks=rows(_CHECKS)[0],
         discards=overview.discarded(tables, since).slice(0, _MOST_DISCARDS).to_pylist(),
         rejects=overview.reasons(tables, since).to_pylist(),
-        late=lateness(tables, since, now).sort_by([("p99_s", "descending")]).slice(0, _OLDEST).to_pylist(),
+        late=overview.lateness(tables, since, now).sort_by([("p99_s", "descending")]).slice(0, _OLDEST).to_pylist(),
         slowest=rows(_SLOWEST),
         oldest=rows(_OPEN),
     )

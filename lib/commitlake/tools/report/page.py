@@ -23,11 +23,7 @@ _COLOURS = {"COMMITTED": "good", "ROLLED_BACK": "back", "DISCARDED": "bad", "p50
 def page(figures: Figures, warehouse: str, refresh_s: int | None = None, links: str = "") -> str:
     """The HTML of the page about the last hours.
 
-    Args:
-        figures: the figures that it shows.
-        warehouse: the warehouse that they are of.
-        refresh_s: how often a browser loads it again; None for never.
-        links: HTML below the title.
+    A browser loads it again every `refresh_s`, if that is given; `links` stand below the title.
     """
     times = (_time(figures.since), _time(figures.now))
     body = "".join(

@@ -14,10 +14,9 @@ from enum import IntEnum
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from commitlake.protocol.states import State
+from commitlake.protocol.states import Kind, State
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import hashed_sql
-from commitlake.tables.reopened import newest, reopened
 from commitlake.tables.spans import spans_of, within
 
 FINAL = "ledger.reason IN ('ORPHAN', 'REFUSED_PART')"
@@ -61,17 +60,14 @@ def near(table: DataFrame, unmatched: DataFrame, queue: tuple[str, str], offset:
 def with_first(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """Adds three columns of the first half message: `first` (narrow), `ledger` (its newest row), `pending`."""
     where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
-    names = ["queue", "queue_offset", "first_queue", "first_offset", "transaction_id", "producer_group"]
-    half = near(tables.half, unmatched, *where).select(
-        F.col("queue").alias("q"), F.col("queue_offset").alias("o"), F.struct(*names).alias("first")
-    )
+    names = "queue, queue_offset, first_queue, first_offset, transaction_id, producer_group"
+    half = near(tables.half, unmatched, *where)
+    half = half.selectExpr("queue AS q", "queue_offset AS o", f"struct({names}) AS first")
     ended = newest(near(tables.transactions, unmatched, where[0], ("half_offset", "first_offset")))
-    ledger = ended.select(
-        F.col("queue").alias("lq"), F.col("half_offset").alias("lo"), F.struct(*ended.columns).alias("ledger")
-    )
+    ledger = ended.selectExpr("queue AS lq", "half_offset AS lo", "struct(*) AS ledger")
     return (
-        unmatched.join(half, (F.col("q") == F.col("first_queue")) & (F.col("o") == F.col("first_offset")), "left")
-        .join(ledger, (F.col("lq") == F.col("first_queue")) & (F.col("lo") == F.col("first_offset")), "left")
+        unmatched.join(half, F.expr("q = first_queue AND o = first_offset"), "left")
+        .join(ledger, F.expr("lq = first_queue AND lo = first_offset"), "left")
         .join(reopened(tables.reentries), ["first_queue", "first_offset"], "left")
         .withColumn("pending", pending())
         .drop("q", "o", "lq", "lo")
@@ -101,3 +97,25 @@ def first_facts() -> dict[str, Column | str]:
 def number(kinds: type[IntEnum], column: str) -> Column:
     """The number of a name of the contract."""
     return F.create_map(*[F.lit(item) for kind in kinds for item in (kind.name, int(kind))])[F.col(column)]
+
+
+def newest(transactions: DataFrame) -> DataFrame:
+    """The ledger row of each half message's newest round that has ended; a RESUME opens a round."""
+    keys = ["queue", "half_offset"]
+    rest = [name for name in transactions.columns if name not in keys]
+    last = F.max_by(F.struct(*rest), F.col("round")).alias("row")
+    return transactions.groupBy(*keys).agg(last).select(*keys, "row.*")
+
+
+def reopened(reentries: DataFrame) -> DataFrame:
+    """The newest RESUME of each first half message: the round that it opened, its time (ms) and its offset."""
+    halves = reentries.where((F.col("kind") == int(Kind.HALF)) & (F.col("round") > 0))
+    latest = F.max(F.struct("round", "since", "op_offset")).alias("r")
+    return (
+        halves.groupBy("queue", "offset")
+        .agg(latest)
+        .selectExpr(
+            *("queue AS first_queue", "offset AS first_offset"),
+            *("r.round AS open_round", "r.since AS open_since", "r.op_offset AS open_op_offset"),
+        )
+    )

@@ -1,4 +1,7 @@
-"""The outcome of unmatched ops and parts: more events of the batch, and requeued rows."""
+"""The outcome of unmatched ops and parts: more events of the batch, and requeued rows.
+
+Executors import this file for `judged`, so nothing of Delta or Kafka may be among its imports.
+"""
 
 from __future__ import annotations
 

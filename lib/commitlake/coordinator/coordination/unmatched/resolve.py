@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import REOPENED
-from commitlake.coordinator.coordination.unmatched import unmatched_ops, unmatched_parts, unmatched_recalls
+from commitlake.coordinator.coordination.unmatched import unmatched_ops, unmatched_parts
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions
 from commitlake.protocol.states import Event, Kind, Source
@@ -56,7 +56,7 @@ def _resolutions(context: Context, events: Events) -> Resolutions | None:
     if events.count(Event.UNMATCHED_OP, src=Source.HALF) > resumes:
         tasks.append(partial(unmatched_ops.resolve, events, tables))
     if events.count(Event.UNMATCHED_OP, src=Source.MESSAGES):
-        tasks.append(partial(unmatched_recalls.resolve, events, tables))
+        tasks.append(partial(unmatched_ops.resolve_recalls, events, tables))
     if events.count(Event.UNMATCHED_PART, src=Source.HALF):
         tasks.append(partial(unmatched_parts.resolve, events, tables))
     return reduce(add, found + run_all(context.warehouse.spark, tasks))

@@ -1,4 +1,4 @@
-"""Answers to COMMIT, ROLLBACK and RESUME whose first half message was not open (contract 4.1, 4.2, 4.6, 4.8)."""
+"""Answers to COMMIT, ROLLBACK, RESUME and RECALL whose message was not open (contract 4.1, 4.2, 4.6, 4.8, 4.10)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,32 @@ from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.events import Events
 from commitlake.coordinator.coordination.input_rows import half_rows, op_rows, refused_rows
-from commitlake.coordinator.coordination.unmatched.lookup import FINAL, LedgerTables, first_facts, near, with_first
+from commitlake.coordinator.coordination.unmatched.lookup import (
+    FINAL,
+    LedgerTables,
+    first_facts,
+    near,
+    newest,
+    number,
+    with_first,
+)
 from commitlake.coordinator.coordination.unmatched.resolution import Resolutions, events, judged
-from commitlake.protocol.states import Event, Kind, Refusal, Ruling, Source
+from commitlake.protocol.states import Delivery, Event, Kind, Refusal, Ruling, Source
 from commitlake.spark.frames import checkpoint_now
 from commitlake.tables.columns import IS_FIRST, hashed_sql, millis_sql
-from commitlake.tables.reopened import newest
 from commitlake.tables.spans import spans_of, within
 
 _OP = ["op_queue", "op_offset", "admin"]
-_WRONG = ("missing", "other_tid", "other_grp", "foreign", "orphan")
+_WRONG = {
+    "missing": "part IS NULL",
+    "other_tid": "part.transaction_id != record.transaction_id",
+    "other_grp": "part.producer_group != record.producer_group",
+    "foreign": "part.first_queue != first_queue OR part.first_offset != first_offset",
+    "orphan": "orphan",
+}
+"""By fact about the further half messages that an op lists: SQL, whether it holds for one."""
+_AT = ["first_queue", "first_offset"]
+_PLACE = ["queue", "queue_offset"]
 _AT_OP = (("queue", "op_queue"), ("op_offset", "op_offset"))
 
 
@@ -45,6 +61,12 @@ def resolve_resumes(batch: Events, tables: LedgerTables, timeout_ms: int) -> Res
     return Resolutions(refusals(found), _reopen(found, tables, timeout_ms))
 
 
+def resolve_recalls(batch: Events, tables: LedgerTables) -> Resolutions:
+    """Refuses a recall of a delivered message, or one with another id or topic; a repeated recall is harmless."""
+    found = checkpoint_now(judged_recalls(batch.of(Event.UNMATCHED_OP, Source.MESSAGES), tables))
+    return Resolutions(refusals(found), requeued(found))
+
+
 def _of_kind(batch: Events, which: str) -> DataFrame:
     return batch.of(Event.UNMATCHED_OP, Source.HALF).where(f"kind {which}")
 
@@ -55,7 +77,7 @@ def _with_refused_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame
     same = ["queue", "offset", "tid", "grp"]
     spoiled = half_rows(half).join(refused_rows(tables.rejected), same, "left_semi")
     spoiled = spoiled.selectExpr("queue AS first_queue", "offset AS first_offset", "true AS is_spoiled").distinct()
-    return unmatched.join(spoiled, ["first_queue", "first_offset"], "left")
+    return unmatched.join(spoiled, _AT, "left")
 
 
 def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FINAL) -> DataFrame:
@@ -74,6 +96,28 @@ def judged_ops(unmatched: DataFrame, tables: LedgerTables, *, is_final: str = FI
     return judged(facts, **own | first_facts() | {"is_final": is_final})
 
 
+def judged_recalls(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
+    """Unmatched recalls, with `record`, the facts about the message that they name, and the `verdict` on each."""
+    unmatched = checkpoint_now(with_record(unmatched, tables))
+    where = (("queue", "first_queue"), ("queue_offset", "first_offset"))
+    at = ("queue AS first_queue", "queue_offset AS first_offset")
+    message = near(tables.delayed, unmatched, *where).selectExpr(*at, "struct(message_id, topic) AS message")
+    ended = near(tables.deliveries.where("source = 'messages'"), unmatched, *where)
+    ended = ended.selectExpr(*at, "state AS ended")
+    facts = unmatched.join(message, _AT, "left").join(ended, _AT, "left")
+    return judged(
+        facts,
+        kind="kind",
+        last="last",
+        tid=hashed_sql("record.message_id"),
+        grp=hashed_sql("record.topic"),
+        is_known="message IS NOT NULL",
+        first_tid=hashed_sql("message.message_id"),
+        first_grp=hashed_sql("message.topic"),
+        state=number(Delivery, "ended"),
+    )
+
+
 def requeued(judged: DataFrame) -> DataFrame:
     """Input rows of the ops that wait for the next batch."""
     return op_rows(judged.where(F.col("verdict") == int(Ruling.REQUEUE)).select("record.*"), due="0")
@@ -89,41 +133,23 @@ def refusals(judged: DataFrame) -> DataFrame:
 def with_record(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """Adds the op record as `record`."""
     record = near(tables.op, unmatched, *_AT_OP)
-    columns = [F.col("queue").alias("op_queue"), F.col("op_offset"), F.col("admin").cast("int").alias("admin")]
-    return unmatched.join(record.select(*columns, F.struct(*record.columns).alias("record")), _OP)
+    columns = ("queue AS op_queue", "op_offset", "INT(admin) AS admin", "struct(*) AS record")
+    return unmatched.join(record.selectExpr(*columns), _OP)
 
 
 def wrong_parts(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     """Errors of the further half messages that ops list, a row for each op; false or null where there is none."""
     if unmatched.where("size(record.half_messages) > 1").isEmpty():
-        return unmatched.select(*_OP, *[F.lit(None).cast("boolean").alias(name) for name in _WRONG])
-    listed = unmatched.select("*", F.explode(F.slice("record.half_messages", 2, 1_000)).alias("m")).select(
-        *_OP,
-        "record",
-        "first_queue",
-        "first_offset",
-        F.col("m.queue").alias("queue"),
-        F.col("m.offset").alias("queue_offset"),
-    )
-    spans = spans_of(listed, "queue", "queue_offset")
-    half = tables.half.where(within(spans, "queue", "queue_offset")).select(
-        "queue",
-        "queue_offset",
-        F.struct("transaction_id", "producer_group", "first_queue", "first_offset").alias("part"),
-    )
-    orphans = tables.transactions.where(within(spans, "queue", "half_offset") & (F.col("reason") == "ORPHAN"))
-    orphans = orphans.select("queue", F.col("half_offset").alias("queue_offset"))
-    found = listed.join(half, ["queue", "queue_offset"], "left").join(
-        orphans.withColumn("orphan", F.lit(True)), ["queue", "queue_offset"], "left"
-    )
-    foreign = F.expr("part.first_queue != first_queue OR part.first_offset != first_offset")
-    other_id, other_group = (
-        F.col(f"part.{name}") != F.col(f"record.{name}") for name in ("transaction_id", "producer_group")
-    )
-    each = (F.col("part").isNull(), other_id, other_group, foreign, F.col("orphan"))
-    return found.groupBy(*_OP).agg(
-        *[F.max(wrong).alias(name) for name, wrong in zip(_WRONG, each, strict=True)],
-    )
+        return unmatched.selectExpr(*_OP, *[f"CAST(NULL AS BOOLEAN) AS {name}" for name in _WRONG])
+    listed = unmatched.selectExpr("*", "explode(slice(record.half_messages, 2, 1000)) AS m")
+    listed = listed.selectExpr(*_OP, "record", *_AT, "m.queue AS queue", "m.offset AS queue_offset")
+    spans = spans_of(listed, *_PLACE)
+    half = tables.half.where(within(spans, "queue", "queue_offset"))
+    half = half.selectExpr(*_PLACE, "struct(transaction_id, producer_group, first_queue, first_offset) AS part")
+    orphans = tables.transactions.where(within(spans, "queue", "half_offset")).where("reason = 'ORPHAN'")
+    orphans = orphans.selectExpr("queue", "half_offset AS queue_offset", "true AS orphan")
+    found = listed.join(half, _PLACE, "left").join(orphans, _PLACE, "left")
+    return found.groupBy(*_OP).agg(*[F.expr(f"max({wrong})").alias(name) for name, wrong in _WRONG.items()])
 
 
 def _accept_the_first(judged: DataFrame) -> DataFrame:
@@ -136,19 +162,14 @@ def _accept_the_first(judged: DataFrame) -> DataFrame:
 
 def _reopen(judged: DataFrame, tables: LedgerTables, timeout_ms: int) -> DataFrame:
     """The rows of reopened transactions: the first half message and the parts that were discarded with it."""
-    accepted = judged.where(F.col("verdict") == int(Ruling.ACCEPT)).select(
-        "first_queue",
-        "first_offset",
-        *[F.col(name).alias(f"resume_{name}") for name in ("op_queue", "op_offset")],
-        F.unix_millis("record.stored_at").alias("resumed"),
-        (F.col("ledger.round") + 1).alias("new_round"),
+    accepted = judged.where(F.col("verdict") == int(Ruling.ACCEPT)).selectExpr(
+        *(*_AT, "op_queue AS resume_op_queue", "op_offset AS resume_op_offset"),
+        *("unix_millis(record.stored_at) AS resumed", "ledger.round + 1 AS new_round"),
     )
     where = (("first_queue", "first_queue"), ("first_offset", "first_offset"))
-    half = near(tables.half, accepted, *where).join(accepted, ["first_queue", "first_offset"])
+    half = near(tables.half, accepted, *where).join(accepted, _AT)
     ended = newest(tables.transactions.where("state = 'DISCARDED'")).where("reason != 'ORPHAN'")
-    half = half.join(
-        ended.select("queue", F.col("half_offset").alias("queue_offset")), ["queue", "queue_offset"], "left_semi"
-    )
+    half = half.join(ended.selectExpr("queue", "half_offset AS queue_offset"), _PLACE, "left_semi")
     return half_rows(
         half,
         op_queue="resume_op_queue",

@@ -32,30 +32,20 @@ def resolve(batch: Events, tables: LedgerTables) -> Resolutions:
 
 def _messages(unmatched: DataFrame, tables: LedgerTables) -> DataFrame:
     half = near(tables.half, unmatched, ("queue", "queue"), ("queue_offset", "offset")).drop("body", "sharding_key")
-    whole = F.struct(*half.columns).alias("message")
-    return half.select("queue", F.col("queue_offset").alias("offset"), whole)
+    return half.selectExpr("queue", "queue_offset AS offset", "struct(*) AS message")
 
 
 def _with_due(judged: DataFrame, tables: LedgerTables) -> DataFrame:
     """Adds `due`; a relative delay counts from the op that committed the first half message."""
     relative_ones = judged.where("message.delay_ms IS NOT NULL AND ledger.op_queue IS NOT NULL")
     op = near(tables.op, relative_ones, ("queue", "ledger.op_queue"), ("op_offset", "ledger.op_offset"))
-    op = op.where("decision = 'COMMIT'").select(
-        F.col("queue").alias("dq"),
-        F.col("op_offset").alias("do"),
-        F.col("admin").alias("da"),
-        F.expr(millis_sql("stored_at")).alias("committed"),
+    op = op.where("decision = 'COMMIT'").selectExpr(
+        "queue AS d_queue", "op_offset AS d_offset", "admin AS d_admin", f"{millis_sql('stored_at')} AS committed"
     )
-    by_admin = F.col("ledger.reason") == "ADMIN"
-    same_op = (
-        (F.col("dq") == F.col("ledger.op_queue"))
-        & (F.col("do") == F.col("ledger.op_offset"))
-        & (F.col("da") == by_admin)
-    )
-    relative = F.col("committed") + F.col("message.delay_ms")
-    due = F.coalesce(F.unix_millis("message.deliver_at"), relative, F.lit(-1))
-    shown = F.coalesce(F.col("ledger.state") == "COMMITTED", F.lit(False))
-    return judged.join(op, same_op, "left").withColumn("due", F.when(shown, due).otherwise(-1))
+    same_op = "d_queue = ledger.op_queue AND d_offset = ledger.op_offset AND d_admin = (ledger.reason = 'ADMIN')"
+    due = "coalesce(unix_millis(message.deliver_at), committed + message.delay_ms, -1)"
+    shown = f"IF(coalesce(ledger.state = 'COMMITTED', false), {due}, -1)"
+    return judged.join(op, F.expr(same_op), "left").withColumn("due", F.expr(shown))
 
 
 def _at() -> dict[str, Column | int]:

@@ -1,17 +1,17 @@
-"""The tables as dicts: they record the events of segments, resolve unmatched ops and parts, and rebuild open rows."""
+"""Coordination without Spark: segments that are called when they are due, and the tables that they write, as dicts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from commitlake.protocol.encoding import Position
-from commitlake.protocol.statemachine.deadlines import pause_before_repeat
+from commitlake.protocol.statemachine.advance import advance
 from commitlake.protocol.statemachine.judge import FACT, judge
 from commitlake.protocol.statemachine.model import Rules
-from commitlake.protocol.statemachine.rows import ROW, Rows, make
+from commitlake.protocol.statemachine.rows import ROW, SEGMENT_SIZE, Rows, empty, make, pack, unpack
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Ruling, Source, State
 from commitlake.testing.records import (
     Check,
@@ -24,21 +24,20 @@ from commitlake.testing.records import (
     op_rows,
 )
 
+Segment = tuple[Source, int, int]
+"""Source, queue, and offset of its rows by `SEGMENT_SIZE`."""
 Occurred = tuple[Source, int, np.void]
 """An event of the segment of (source, queue)."""
 Keyed = tuple[Source, int, Rows]
 """A row on its way to the segment of (source, queue, offset of the row)."""
 Outcome = tuple[Any, ...]
-"""A result of a segment or a resolution: `ended`, `refused`, `delivery`, `resume` or `again`; its key; its content."""
+"""A result of a segment or a resolution: `ended`, `refused`, `delivery` or `resume`; its key; its content."""
 Reopened = Mapping[Position, LandedOp]
 """The first half messages that RESUMEs of the batch reopen, each with its RESUME."""
 
 
 class Ledger:
     """The tables that coordination writes.
-
-    Args:
-        rules: the timing rules.
 
     Attributes:
         half: half messages that have landed.
@@ -51,6 +50,7 @@ class Ledger:
         rejected: ops that were refused, and why.
         deliveries: ends of messages with a delay, and when they were due.
         written: the outcomes that the last batch wrote.
+        again: rows that the last batch sends back to segments, for the next one.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -78,8 +78,8 @@ class Ledger:
 
     # ---- unmatched ops and parts, resolved from the tables as they were before the batch
 
-    def resolve(self, events: list[Occurred]) -> tuple[list[Outcome], list[Keyed]]:
-        """Ends, refusals and resumes to record, and the rows that go back to segments in the next batch."""
+    def resolve(self, events: list[Occurred]) -> list[Outcome]:
+        """Ends, refusals and resumes to record; other rows go back to segments."""
         unmatched = [e for _, _, e in events if e["event"] in (Event.UNMATCHED_OP, Event.UNMATCHED_PART)]
         resumes = [e for e in unmatched if e["kind"] == Kind.RESUME]
         outcomes = first_resumes([outcome for e in resumes for outcome in self._resolve(e, {})])
@@ -87,9 +87,7 @@ class Ledger:
         for e in unmatched:
             if e["kind"] != Kind.RESUME:
                 outcomes += self._resolve(e, reopened)
-        records = [outcome for outcome in outcomes if outcome[0] != "again"]
-        again = [outcome for outcome in outcomes if outcome[0] == "again"]
-        return records, [(src, queue, row) for _, src, queue, row in again]
+        return outcomes
 
     def _resolve(self, e: np.void, reopened: Reopened) -> Iterator[Outcome]:
         is_last = bool(e["last"])
@@ -102,8 +100,7 @@ class Ledger:
         if verdict == Ruling.ACCEPT:
             yield "resume", op
         elif verdict == Ruling.REQUEUE:
-            src = Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF
-            yield "again", src, op.listed[0].queue, op_rows(op, due=0)
+            self.again.append(row_of_op(op, due=0))
         elif verdict > 0:
             yield "refused", op.key, Refusal(verdict)
 
@@ -117,9 +114,9 @@ class Ledger:
             due = part.due(self.op[end.op].stored) if end.op and end.state == State.COMMITTED else -1
             yield "ended", part.at, end._replace(deliver_at=due)
             if due >= 0:
-                yield "again", Source.HALF, part.first_at.queue, self.timer(part, due)
+                self.again.append((Source.HALF, part.first_at.queue, self.timer(part, due)))
         else:
-            yield "again", Source.HALF, part.first_at.queue, half_row(part, due=0)
+            self.again.append((Source.HALF, part.first_at.queue, half_row(part, due=0)))
 
     def judge(self, op: LandedOp, is_last: bool, reopened: Reopened) -> int:
         """The verdict on an op, by the tables and by the transactions that RESUMEs of the batch reopen."""
@@ -179,7 +176,7 @@ class Ledger:
 
     def record(self, now: int, events: list[Occurred]) -> None:
         """Write the events of the segments in a batch at `now` (ms since epoch, UTC)."""
-        records, self.again = self.resolve(events)
+        records = self.resolve(events)
         parts: dict[Position, set[Position]] = {}
         for src, queue, e in events:
             at, first_at = Position(own(e["queue"], queue), int(e["offset"])), Position(queue, int(e["first_offset"]))
@@ -227,62 +224,70 @@ class Ledger:
         parts = [m for m in parts if self.transactions[m.at][-1].reason != Reason.ORPHAN]
         self.resumes.setdefault(first.at, []).append(op)
         assert last.state == State.DISCARDED
-        self.again += [(Source.HALF, first.at.queue, row) for row in (self.open_row(first), *map(half_row, parts))]
+        rows = (half_row(first, **self.opened(first)), *map(half_row, parts))
+        self.again += [(Source.HALF, first.at.queue, row) for row in rows]
 
-    # ---- open rows
+    def opened(self, first: LandedMessage) -> dict[str, int]:
+        """Columns of a first half message's row that its last RESUME sets; none where it was never reopened."""
+        resumes = self.resumes.get(first.at)
+        if not resumes:
+            return {}
+        at, stored = resumes[-1].at, resumes[-1].stored
+        return {
+            "round": len(resumes), "op_offset": at.offset, "since": stored, "due": stored + self.rules.timeout_ms + 1,
+        }  # fmt: skip
 
-    def open_row(self, first: LandedMessage) -> Rows:
-        """The row of an open first half message."""
-        resumes = self.resumes.get(first.at, [])
-        columns: dict[str, int] = {"round": len(resumes), "checks": 0}
-        if resumes:
-            columns |= {"op_offset": resumes[-1].at.offset, "since": resumes[-1].stored}
-            columns |= {"due": resumes[-1].stored + self.rules.timeout_ms + 1}
-        asked = [check for check in self.checks if check[1:3] == (first.at, len(resumes))]
-        if asked:
-            at, _, round_, number, repeat, _ = asked[-1]
-            answered = self.answered(first, (round_, number), at)
-            repeat_at = at + int(pause_before_repeat(np.array([repeat]), self.rules)[0])
-            due = repeat_at if answered is None else answered + self.rules.check_interval_ms
-            columns |= {"checks": number, "repeat": repeat if answered is None else -1, "due": due}
-        return half_row(first, **columns)
 
-    def answered(self, first: LandedMessage, check: tuple[int, int], asked: int) -> int | None:
-        """When the first UNKNOWN that fits a check was stored."""
-        answers = [op for op in self.op.values() if op.decision == Kind.UNKNOWN and op.listed[0] == first.at]
-        fits = [op for op in answers if op.check == check or (op.check is None and op.stored > asked)]
-        return min((op.stored for op in fits if (op.tid, op.group) == (first.tid, first.group)), default=None)
+class Segments:
+    """All segments of a coordinator, and the ledger that they write."""
 
-    def rebuild(self) -> list[Keyed]:
-        """Rows of open messages, and of ops that are neither decided, refused nor without effect."""
-        halves = [m for m in self.half.values() if not self.ended(m.at)]
-        halves += [m for m in self.refused.values() if m.first_at not in self.half or not self.ended(m.first_at)]
-        rows = [(Source.HALF, m.first_at.queue, half_row(m) if m.first else self.open_row(m)) for m in halves]
-        rows += [
-            (Source.HALF, self.half[at].first_at.queue, self.timer(self.half[at], ends[-1].deliver_at))
-            for at, ends in self.transactions.items()
-            if ends[-1].deliver_at >= 0 and ("half", at) not in self.deliveries
-        ]
-        rows += [
-            (Source.MESSAGES, m.at.queue, half_row(m))
-            for m in self.delayed.values()
-            if ("messages", m.at) not in self.deliveries
-        ]
-        return rows + [
-            (Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF, op.listed[0].queue, op_rows(op))
-            for op in self.op.values()
-            if self.open_op(op)
-        ]
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.ledger = rules, Ledger(rules)
+        self.states: dict[Segment, bytes] = {}
+        self.next_due: dict[Segment, int] = {}
+        self.next: list[Keyed] = []
 
-    def open_op(self, op: LandedOp) -> bool:
-        """Whether an op still waits."""
-        decided = any(end.op == op.key for ends in self.transactions.values() for end in ends)
-        accepted = any(op in resumes for resumes in self.resumes.values())
-        if decided or accepted or op.key in self.rejected:
-            return False
-        if op.decision in (Kind.RESUME, Kind.UNKNOWN):
-            return op.decision == Kind.RESUME
-        return self.judge(op, False, {}) != Ruling.NOTHING
+    def land(self, message: LandedMessage) -> None:
+        """Put a message into its table; a batch reads it later."""
+        ledger = self.ledger
+        table = ledger.delayed if message.delayed else ledger.refused if message.refused else ledger.half
+        table[message.at] = message
+
+    def batch(self, now: int, watermark: int, read: Sequence[LandedMessage], ops: Sequence[LandedOp]) -> None:
+        """One batch of coordination. Times are ms since epoch, UTC; the messages that it reads have landed."""
+        rows = self.next + [row_of_message(m) for m in read] + [row_of_op(op) for op in ops]
+        self.ledger.op |= {op.key: op for op in ops}
+        arrived: dict[Segment, list[Rows]] = {}
+        for src, queue, row in rows:
+            arrived.setdefault((src, queue, int(row["offset"][0]) // SEGMENT_SIZE), []).append(row)
+        events, tick = [], make(ROW, 1, kind=Kind.TICK)
+        for key in {**arrived, **{key: None for key, at in self.next_due.items() if at <= watermark}}:
+            events += self._advance(key, np.concatenate([*arrived.get(key, []), tick]), now, watermark)
+        self.ledger.again = []
+        self.ledger.record(now, events)
+        self.next = self.ledger.again
+
+    def _advance(self, key: Segment, rows: Rows, now: int, watermark: int) -> list[Occurred]:
+        step = advance(unpack(self.states[key]) if key in self.states else empty(), rows, now, self.rules, watermark)
+        self.states.pop(key, None)
+        self.next_due.pop(key, None)
+        assert (step.next_due is None) == (len(step.state) == 0), (
+            "a segment with nothing open has no state, and no other sleeps for ever"
+        )
+        if step.next_due is not None:
+            assert step.next_due > min(now, watermark), "an immediate wake-up would never end"
+            self.states[key], self.next_due[key] = pack(step.state), step.next_due
+        return [(*key[:2], event) for event in step.events]
+
+
+def row_of_message(m: LandedMessage) -> Keyed:
+    """The row of a message, and the segment that it goes to."""
+    return (Source.MESSAGES if m.delayed else Source.HALF, m.first_at.queue, half_row(m))
+
+
+def row_of_op(op: LandedOp, due: int = -1) -> Keyed:
+    """The rows of an op, and the segment that they go to; `due` as in `op_rows`."""
+    return (Source.MESSAGES if op.decision == Kind.RECALL else Source.HALF, op.listed[0].queue, op_rows(op, due))
 
 
 def first_resumes(records: list[Outcome]) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Ledger rows of a batch: the numbers of its events, with the names that only the messages hold (`event_messages`)."""
+"""Rows of the tables that a batch writes, of its events and of the messages that these are about (`event_messages`)."""
 
 from __future__ import annotations
 
@@ -64,25 +64,13 @@ def transactions(halves: DataFrame, batch_id: int) -> DataFrame:
 
 
 def deliveries(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
-    """Rows of `deliveries`: one for each message with a delay that reached its end.
-
-    Args:
-        messages: messages of one source, with their events.
-        src: the source.
-        batch_id: the batch.
-    """
+    """Rows of `deliveries`: one for each message with a delay that reached its end."""
     ended = messages.where(f"event = {int(Event.DELIVERY)}")
     return ended.selectExpr(*_DELIVERY, f"'{src.name.lower()}' AS source", _batch(batch_id))
 
 
 def discarded(halves: DataFrame, columns: list[str], batch_id: int) -> DataFrame:
-    """Rows of `discarded`: the discarded half messages, whole.
-
-    Args:
-        halves: half messages with their events.
-        columns: the columns of `half`.
-        batch_id: the batch.
-    """
+    """Rows of `discarded`: the discarded half messages, whole."""
     found = halves.where(f"event = {int(Event.DECIDED)} AND e.state = {int(State.DISCARDED)}")
     return found.selectExpr(*columns, *_DISCARDED, _batch(batch_id))
 
@@ -94,3 +82,22 @@ def checks(halves: DataFrame, batch_id: int) -> DataFrame:
 
 def _batch(batch_id: int) -> str:
     return f"{batch_id}L AS batch_id"
+
+
+SHOWN = (
+    f"(event = {int(Event.DELIVERY)} AND e.state = {int(Delivery.DELIVERED)}) OR "
+    f"(event = {int(Event.DECIDED)} AND e.state = {int(State.COMMITTED)} AND e.deliver_at < 0)"
+)
+"""SQL on messages with their events: whether a message becomes visible now."""
+
+
+def topic_rows(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
+    """Messages as rows of topic tables, without `visible_at`. No body becomes an object of Python."""
+    return messages.selectExpr(
+        *("topic", "queue_id", "message_id"),
+        "transaction_id" if src is Source.HALF else "CAST(NULL AS STRING) AS transaction_id",
+        *("producer_group", "tags", "keys", "properties", "sharding_key", "body"),
+        f"'{src.name.lower()}' AS source",
+        *("queue AS source_queue", "queue_offset AS source_offset", "0 AS source_index", "born_at", "stored_at"),
+        f"{batch_id}L AS batch_id",
+    )

@@ -1,6 +1,9 @@
-"""Pending transactions: first half messages without an end in their newest round.
+"""Views of transactions, for other questions: `pending` and `ended`.
 
-The coordinator saves the open rows every two minutes (`open_rows`), so only messages that landed since are searched.
+`pending` has the first half messages without an end in their newest round. The coordinator saves the open rows every
+two minutes (`open_rows`), so only messages that landed since are searched. `ended` has the half messages that have
+ended, by their newest round, without those that a RESUME has reopened since. A RESUME opens a round, and each round
+that ends has a row in `transactions`.
 """
 
 from __future__ import annotations
@@ -8,7 +11,6 @@ from __future__ import annotations
 from commitlake.protocol.states import Kind
 from commitlake.reading.questions.tables import Tables
 
-VIEW = "pending"
 REOPENED = f"""
     SELECT queue, "offset" AS queue_offset, max(round) AS round, max(since) AS since FROM reentries
     WHERE kind = {int(Kind.HALF)} AND round > 0 GROUP BY ALL"""
@@ -28,7 +30,7 @@ UNION SELECT queue, "offset" FROM open_rows WHERE {is_saved} AND kind = {half}
 UNION SELECT queue, "offset" FROM reentries WHERE kind = {half} AND round > 0
 """
 _PENDING = f"""
-CREATE OR REPLACE TEMP VIEW {VIEW} AS
+CREATE OR REPLACE TEMP VIEW pending AS
 WITH reopened AS ({REOPENED}),
 ended AS (
     SELECT t.queue, t.half_offset AS queue_offset, max(t.round) AS round FROM transactions t
@@ -46,9 +48,23 @@ LEFT JOIN (SELECT queue, half_offset, round, max(check_no) AS sent, max(requeste
            FROM checks GROUP BY ALL) k
   ON k.queue = o.queue AND k.half_offset = o.queue_offset AND k.round = o.round
 """
+# These few rows are a table of their own: beside 20 million rows DuckDB estimates that they are many.
+_LATER = f"""
+SELECT queue, half_offset, round FROM transactions WHERE round > 0
+UNION SELECT queue, "offset", round FROM reentries WHERE kind = {int(Kind.HALF)} AND round > 0
+UNION SELECT part_queue, part_offset, round FROM reentries WHERE kind = {int(Kind.PART)} AND round > 0
+"""
+_ENDED = """
+CREATE OR REPLACE TEMP VIEW ended AS
+SELECT t.transaction_id, t.producer_group, t.topic, t.state, t.reason, t.checks, t.round, t.queue,
+       t.half_offset AS queue_offset, t.message_id, t.stored_at, t.resolved_at
+FROM transactions t
+WHERE NOT EXISTS (SELECT 1 FROM later l
+                  WHERE l.queue = t.queue AND l.half_offset = t.half_offset AND l.round > t.round)
+"""
 
 
-def make(tables: Tables) -> None:
+def make_pending(tables: Tables) -> None:
     """Make the view `pending`; its `since_ms` is the newest RESUME, or when the half message was stored."""
     tables.open("half", "transactions", "checks", "reentries", "open_rows", "positions")
     since, is_saved = _landed_since(tables)
@@ -65,3 +81,10 @@ def _landed_since(tables: Tables) -> tuple[str, str]:
     each = [f"(queue = {row['queue']} AND queue_offset >= {row['next']})" for row in floors]
     others = f"queue NOT IN ({', '.join(str(row['queue']) for row in floors)})"
     return f"({' OR '.join([*each, others])})", "true"
+
+
+def make_ended(tables: Tables) -> None:
+    """Make the view `ended`."""
+    tables.open("transactions", "reentries")
+    tables.make("later", _LATER)
+    tables.db.execute(_ENDED)

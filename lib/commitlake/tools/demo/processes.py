@@ -1,0 +1,150 @@
+"""The processes of the demo: its coordinator, and the instances of the order service. None outlives the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from commitlake import CommitLakeError
+from commitlake.tools.demo import shop
+
+_STOP_S = 60
+_END_TIMEOUT_S = 20
+_SHOWN = 2_000
+
+
+class DemoError(CommitLakeError):
+    """Raised when the demo itself goes wrong."""
+
+
+class CoordinatorProcess:
+    """The coordinator: runs a command that prints READY once it works, and ends when its standard input does."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._command, self._log = list(command), log
+        self._log.write_bytes(b"")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)
+        self.kill()
+
+    def start(self) -> None:
+        """Start it; its output follows that of the one before."""
+        self._begin = self._log.stat().st_size
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that `kill` reaches its JVM too, and Ctrl-C is for the demo
+            )
+
+    def kill(self) -> None:
+        """End Python and its JVM with SIGKILL, like a crash, even where they have outlived the command."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has printed READY since its last start.
+
+        Raises:
+            DemoError: it has ended by itself.
+        """
+        said = self._log.read_bytes()[self._begin :].decode(errors="replace")
+        if self._process.poll() is not None:
+            msg = f"the coordinator ended with exit code {self._process.returncode}; start the demo again:\n"
+            raise DemoError(msg + said[-_SHOWN:])
+        return "READY" in said
+
+
+class Instance:
+    """One shop in a process of its own; it ends when its standard input does, so it can't outlive this process."""
+
+    def __init__(self, name: str, table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        self.name = name
+        self.reported: Counter[str] = Counter()
+        self._tell = tell
+        self.is_killed = False
+        given = {"name": name, "table": str(table), "kafka": dict(kafka)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", shop.__name__, json.dumps(given)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the demo, which ends its shops itself
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def placed(self) -> int:
+        """Number of orders that it placed, or that hang."""
+        return self.reported["placed"] + self.reported["stuck"]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has placed all its orders, or is dead.
+
+        Raises:
+            DemoError: it has ended and was not killed.
+        """
+        code = self._process.poll()
+        if code is not None and not self.is_killed:
+            msg = f"{self.name} ended with exit code {code}, see above; start the demo again"
+            raise DemoError(msg)
+        return self.is_killed or self.reported["done"] > 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(0 if kind else _END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            word, *others = line.split()
+            self.reported[word] += 1
+            if word == "answers":
+                self._tell(f"{self.name} answers for {others[0]}: {others[1]}")
+            if self.reported["stuck"] == shop.STUCK and not self.is_killed:
+                self._kill()
+
+    def _kill(self) -> None:
+        """End it with SIGKILL, like a crash."""
+        self.is_killed = True
+        self._process.kill()
+        self._tell(f"killed {self.name} with {shop.STUCK} open transactions")
+
+
+@contextmanager
+def instances(table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[list[Instance]]:
+    """Start the instances of the order service, and end them; the doomed one is killed when its last orders hang.
+
+    Threads tell of the kill, and of each answer to a check of the killed one's transactions.
+    """
+    with ExitStack() as started:
+        yield [started.enter_context(Instance(name, table, kafka, tell)) for name in shop.SHOPS]

@@ -1,0 +1,183 @@
+"""`topics.schemas`: columns for bodies, what does not fit, and how a schema may change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from tests.support.lake import Lake
+
+import commitlake
+from commitlake.errors import ConfigError, ConsumerError
+from commitlake.protocol import message_batch
+from commitlake.tables import Warehouse
+from commitlake.tools import erase as erasing
+from commitlake.tools.audit.audit import audit
+
+if TYPE_CHECKING:
+    from commitlake.kafka.embedded import EmbeddedBroker
+
+SCHEMA = "id BIGINT, amount DECIMAL(10, 2), at TIMESTAMP, who STRUCT<name: STRING, tags: ARRAY<STRING>>"
+GOOD = {"id": 17, "amount": "12.50", "at": "2026-11-29T05:00:00Z", "who": {"name": "ann", "tags": ["a", "b"]}}
+UNFIT: dict[str, bytes] = {
+    "a wrong type": b'{"id": "seventeen"}',
+    "a float for a whole number": b'{"id": 17.5}',
+    "a wrong type further down": b'{"who": {"name": "ann", "tags": "a"}}',
+    "too large a number": b'{"id": 123456789012345678901234567890}',
+    "cut short": b'{"id": 17',
+    "no UTF-8": b'{"id": \xff}',
+}
+NO_OBJECT = {"a list": b'[{"id": 17}, {"id": 18}]', "a number": b"17", "null": b"null", "no JSON": b"hello"}
+EMPTY = {"empty": b"", "blank": b"  "}
+
+
+def schemas(schema: str = SCHEMA, *topics: str) -> dict[str, Any]:
+    return {"topics.schemas": {topic: {"format": "json", "schema": schema} for topic in topics or ("orders",)}}
+
+
+@pytest.fixture
+def lake(broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lake]:
+    with Lake(broker.bootstrap_servers, f"typed{abs(hash(request.node.name))}.", tmp_path, **schemas()) as lake:
+        yield lake
+
+
+def bodies(lake: Lake, **by_name: bytes) -> None:
+    for name, body in by_name.items():
+        lake.op("COMMIT", name, lake.half(name, msg_id=name, body=body))
+
+
+def by_id(lake: Lake, topic: str = "orders") -> dict[str, dict[str, Any]]:
+    return {row["message_id"]: row for row in lake.topic(topic)}
+
+
+def test_each_kind_of_message_has_its_value(spark: SparkSession, lake: Lake) -> None:
+    body = json.dumps(GOOD).encode()
+    bodies(lake, committed=body)
+    lake.message("normal", topic="orders", body=body)
+    lake.message("delayed", topic="orders", body=body, delays={"TIMER_DELAY_MS": "1"})
+    members = message_batch.pack(message_batch.Member(body, {"UNIQ_KEY": f"member-{n}"}) for n in range(2))
+    lake.message("batch", topic="orders", body=members, batch=2)
+    lake.run(spark)
+    rows = by_id(lake)
+    assert rows.keys() >= {"committed", "normal", "delayed", "member-0", "member-1"}
+    assert {(row["value"]["id"], row["value_error"]) for row in rows.values()} == {(17, None)}
+
+
+def test_a_body_that_does_not_fit_has_no_value_and_says_why(spark: SparkSession, lake: Lake) -> None:
+    told = {"UNFIT": UNFIT, "NO_OBJECT": NO_OBJECT, "EMPTY": EMPTY}
+    names = {f"{kind}-{n}": (kind, body) for kind, each in told.items() for n, body in enumerate(each.values())}
+    bodies(lake, good=json.dumps(GOOD).encode(), **{name: body for name, (_, body) in names.items()})
+    lake.run(spark)
+    rows = by_id(lake)
+    assert {name: rows[name]["value_error"] for name in names} == {name: kind for name, (kind, _) in names.items()}
+    assert {name for name in names if rows[name]["value"] is not None} == set()
+    assert {name: rows[name]["body"] for name in names} == {name: body for name, (_, body) in names.items()}
+    assert rows["good"]["value_error"] is None
+    assert rows["good"]["value"]["id"] == 17
+    assert rows["good"]["value"]["amount"] == Decimal("12.50")
+    assert rows["good"]["value"]["who"] == {"name": "ann", "tags": ["a", "b"]}
+    assert audit(spark, str(lake.warehouse)).is_well
+
+
+def test_readers_without_spark_find_the_columns(spark: SparkSession, lake: Lake) -> None:
+    bodies(lake, good=json.dumps(GOOD).encode(), bad=b"{")
+    lake.run(spark)
+    files = duckdb.read_parquet(DeltaTable(f"{lake.warehouse}/topics/orders").file_uris())
+    found = files.order("message_id").project("value.id, value.who.name, value_error").fetchall()
+    assert found == [(None, None, "UNFIT"), (17, "ann", None)]
+    with commitlake.consume({"warehouse": str(lake.warehouse)}, "orders", group="g", follow=False) as messages:
+        values = {message.message_id: (message.value, message.value_error) for message in messages}
+    assert values["bad"] == (None, "UNFIT")
+    assert values["good"][0] is not None
+    assert values["good"][0]["who"] == {"name": "ann", "tags": ["a", "b"]}
+
+
+def test_a_topic_without_a_schema_has_no_more_columns(spark: SparkSession, lake: Lake) -> None:
+    lake.op("COMMIT", "c", lake.half("c", topic="clicks"))
+    lake.run(spark)
+    (row,) = lake.topic("clicks")
+    assert "value" not in row
+    with (
+        commitlake.consume({"warehouse": str(lake.warehouse)}, "clicks", group="g", follow=False) as messages,
+        pytest.raises(ConsumerError, match="the topic clicks has no column value"),
+    ):
+        next(iter(messages)).value  # noqa: B018 - it raises
+
+
+@pytest.mark.parametrize("most_rows", [20_000, 0])
+def test_many_topics_land_together_whichever_of_them_have_a_schema(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, most_rows: int
+) -> None:
+    """Written by the driver, and by Spark's jobs, which write more than four topics into one scratch table."""
+    monkeypatch.setattr("commitlake.tables.small_files.MOST_ROWS", most_rows)
+    topics = [f"t{n}" for n in range(8)]
+    for topic in topics:
+        for name in (f"{topic}-good", f"{topic}-bad"):
+            body = b'{"id": 1}' if name.endswith("good") else b"?"
+            lake.op("COMMIT", name, lake.half(name, topic=topic, msg_id=name, body=body))
+    lake.settings |= schemas("id INT", "t0", "t1", "t7")
+    lake.run(spark)
+    for topic in topics:
+        rows = by_id(lake, topic)
+        assert rows.keys() == {f"{topic}-good", f"{topic}-bad"}
+        if topic in ("t0", "t1", "t7"):
+            assert rows[f"{topic}-good"]["value"] == {"id": 1}
+            assert rows[f"{topic}-bad"]["value_error"] == "NO_OBJECT"
+        else:
+            assert "value" not in rows[f"{topic}-good"]
+    assert audit(spark, str(lake.warehouse)).is_well
+
+
+def test_a_topic_gets_a_schema_later_and_the_schema_more_fields(spark: SparkSession, lake: Lake) -> None:
+    lake.settings |= {"topics.schemas": {}}
+    bodies(lake, first=b'{"id": 1, "name": "a", "in": {"x": 1, "y": 2}}')
+    lake.run(spark)
+    lake.settings |= schemas("id INT, `in` STRUCT<x: INT>")
+    bodies(lake, second=b'{"id": 2, "name": "b", "in": {"x": 1, "y": 2}}')
+    lake.run(spark)
+    lake.settings |= schemas("name STRING, `in` STRUCT<y: INT, x: INT>, id INT")
+    bodies(lake, third=b'{"id": 3, "name": "c", "in": {"x": 1, "y": 2}}')
+    lake.run(spark)
+    lake.settings |= schemas("name STRING")
+    bodies(lake, fourth=b'{"id": 4, "name": "d", "in": {"x": 1, "y": 2}}')
+    lake.run(spark)
+    rows = by_id(lake)
+    assert rows["first"]["value"] is None
+    assert rows["second"]["value"] == {"id": 2, "in": {"x": 1, "y": None}, "name": None}
+    assert rows["third"]["value"] == {"id": 3, "in": {"x": 1, "y": 2}, "name": "c"}
+    assert rows["fourth"]["value"] == {"id": 4, "in": {"x": 1, "y": 2}, "name": "d"}
+    lake.settings |= {"topics.schemas": {}}
+    bodies(lake, fifth=b'{"id": 5}')
+    lake.run(spark)
+    assert by_id(lake)["fifth"]["value"] is None
+
+
+def test_an_erased_message_has_no_value(spark: SparkSession, lake: Lake) -> None:
+    lake.op("COMMIT", "good", lake.half("good", msg_id="good", body=json.dumps(GOOD).encode(), keys="ann"))
+    lake.run(spark)
+    tables = Warehouse(spark, str(lake.warehouse))
+    assert erasing.erase(tables, f"{lake.root}/none", erasing.ToErase("orders", "ann", None), 0, "asked")["half"] == 1
+    (row,) = lake.topic("orders")
+    assert (row["value"], row["value_error"], row["body"]) == (None, None, None)
+
+
+def test_a_field_keeps_its_type(spark: SparkSession, lake: Lake) -> None:
+    bodies(lake, good=json.dumps(GOOD).encode())
+    lake.run(spark)
+    with pytest.raises(ConfigError, match=r"value\.`id` of orders is string, and bigint in its table"):
+        lake.run(spark, topics_schemas=schemas("id STRING")["topics.schemas"])
+
+
+@pytest.mark.parametrize("schema", ["id WHATEVER", "id", "INT", "v VARIANT", "at TIMESTAMP_NTZ"])
+def test_a_schema_that_is_none_or_that_readers_refuse_is_refused_at_the_start(
+    spark: SparkSession, lake: Lake, schema: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"topics\.schemas: the schema of orders"):
+        lake.run(spark, topics_schemas=schemas(schema)["topics.schemas"])
