@@ -35,7 +35,7 @@ TESTS = {
         spark/in_memory_coordinator spark/visible_at
         recovery/landing_recovery recovery/kafka_identity recovery/liveness
         e2e/log_ends""",
-    "coordinator/maintenance": "spark/maintenance spark/open_rows recovery/corners",
+    "coordinator/maintenance": "spark/maintenance spark/topic_retention spark/open_rows recovery/corners",
     "coordinator/metrics": "e2e/metrics",
     "coordinator/recovery": """spark/open_rows recovery/corners recovery/backup
         recovery/coordination_recovery recovery/landing_recovery
@@ -48,10 +48,10 @@ TESTS = {
     "reading": "spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
     "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
         recovery/signals e2e/odd_machines""",
-    "tables": """spark/tables spark/appends
+    "tables": """spark/tables spark/appends spark/typed_topics
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
-    "tools": "spark/questions e2e/operations recovery/backup",
+    "tools": "spark/questions spark/erase e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
     "tools/cli": "e2e/operations e2e/launch e2e/report_actions spark/questions",
     "tools/demo": "e2e/demo",
@@ -59,7 +59,7 @@ TESTS = {
     "conf": "e2e/metrics e2e/alerts e2e/launch",
     "jobs": "e2e/launch e2e/cluster",
     "notebooks": "e2e/notebook e2e/rocketmq_example e2e/java_tutorial",
-    "docs/how-to": "spark/read_topic e2e/reading",
+    "docs/how-to": "spark/read_topic spark/read_topics_page e2e/reading",
     "README.md": "e2e/readme",
     "setup.py": "e2e/wheel e2e/launch",
     "constraints.txt": "e2e/wheel",

@@ -19,7 +19,7 @@ import commitlake
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 from commitlake.tools import erase as erasing
 from commitlake.tools.audit.audit import audit
 from commitlake.tools.erase import ERASED, ToErase
@@ -83,7 +83,10 @@ def swept(spark: SparkSession, lake: Lake) -> None:
     """Maintenance, and what deltalake keeps of the receipts, for which no file stays a moment longer than it must."""
     conf = lake.configured()
     keep = replace(conf.maintenance, file_retention_ms=0, topic_file_retention_ms=0)
-    assert Maintenance(Warehouse(spark, conf.warehouse), replace(conf, maintenance=keep)).run().failed == []
+    found = Maintenance(Warehouse(spark, conf.warehouse), replace(conf, maintenance=keep))
+    names = ("half", "delayed", "discarded", "rejected", topic_table("people"))  # all would take minutes
+    found._tables = lambda: iter([(name, name, 0) for name in names])  # type: ignore[method-assign]
+    assert found.run().failed == []
     table = Table(f"{lake.warehouse}_receipts/receipts")
     table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
 
