@@ -154,6 +154,15 @@ def test_only_what_fits_the_condition_goes(spark: SparkSession, lake: Lake) -> N
     assert erased == ["m-ann"]
 
 
+def test_a_property_of_the_producers_with_that_name_keeps_nothing(spark: SparkSession, lake: Lake) -> None:
+    own: dict[str, Any] = {"keys": "eve", "properties": {ERASED: "never"}, "body": b"said", "topic": "people"}
+    lake.op("COMMIT", "t-eve", lake.half("t-eve", **own))
+    lake.run(spark)
+    assert erase(spark, lake, ToErase("people", "eve", None))["half"] == 1
+    (row,) = [row for row in lake.topic("people") if row["message_id"].startswith("t-eve")]
+    assert row["body"] is None
+
+
 def test_counting_changes_nothing(spark: SparkSession, lake: Lake) -> None:
     before = holding(lake, SECRET)
     counts = erasing.found(Warehouse(spark, str(lake.warehouse)), ANN)

@@ -19,9 +19,10 @@ from tests.support.lake import Lake
 import commitlake
 from commitlake.config.values import Age
 from commitlake.coordinator.maintenance.run import Maintenance, Report
-from commitlake.coordinator.maintenance.topic_retention import complete_until, delete_old_rows
+from commitlake.coordinator.maintenance.topic_retention import delete_old_files
 from commitlake.spark import session
 from commitlake.tables import TableName, Warehouse, topic_table
+from commitlake.tables.direct_append import DirectAppend
 from commitlake.tools.audit.audit import audit
 
 ORDERS = "orders"
@@ -58,18 +59,32 @@ def last_commit(lake: Lake, topic: str = ORDERS) -> list[dict[str, Any]]:
 
 
 def delete(spark: SparkSession, lake: Lake, before_ms: int) -> int:
-    return delete_old_rows(Warehouse(spark, str(lake.warehouse)), ORDERS, before_ms, nullcontext)
+    """The number of rows that went."""
+    before = len(lake.topic(ORDERS))
+    files = delete_old_files(Warehouse(spark, str(lake.warehouse)), ORDERS, before_ms, nullcontext)
+    gone = before - len(lake.topic(ORDERS))
+    assert (files > 0) == (gone > 0)
+    return gone
 
 
 def test_old_rows_go_in_a_commit_that_only_removes_files(spark: SparkSession, copied: Lake) -> None:
     before, cut = copied.topic(ORDERS), middle(copied)
-    count = delete(spark, copied, cut)
-    left = copied.topic(ORDERS)
-    assert 0 < count == len(before) - len(left)
-    assert {row["message_id"] for row in left} == {
-        row["message_id"] for row in before if millis(row["visible_at"]) >= cut
-    }
+    assert delete(spark, copied, cut) > 0
+    left = {row["message_id"] for row in copied.topic(ORDERS)}
+    young = {row["message_id"] for row in before if millis(row["visible_at"]) >= cut}
+    assert young
+    assert young <= left < {row["message_id"] for row in before}
     assert {next(iter(action)) for action in last_commit(copied)} == {"commitInfo", "remove"}
+    assert last_commit(copied)[0]["commitInfo"]["operation"] == "DELETE"
+
+
+def test_notes_of_earlier_deletes_are_replaced(spark: SparkSession, copied: Lake) -> None:
+    delete(spark, copied, middle(copied))
+    delete(spark, copied, 1 << 42)
+    notes = [row for row in copied.rows("maintenance") if row["topic"] == ORDERS]
+    places = [(row["queue_id"], row["source_queue"]) for row in notes]
+    assert len(places) == len(set(places)) > 0
+    assert len({row["visible_before"] for row in notes}) == 1
 
 
 def test_a_row_stays_while_a_younger_one_is_in_its_file(spark: SparkSession, copied: Lake) -> None:
@@ -107,7 +122,8 @@ def test_maintenance_deletes_only_in_topics_with_an_age_and_the_audit_is_well(
     before = {topic: len(copied.topic(topic)) for topic in copied.topics()}
     report = trimmed(spark, copied, default=0, orders=1)
     assert report.failed == []
-    assert report.deleted[f"topics/{ORDERS}"] == before[ORDERS] - len(copied.topic(ORDERS)) > 0
+    assert list(report.trimmed) == [ORDERS]
+    assert len(copied.topic(ORDERS)) < before[ORDERS]
     assert {topic: len(copied.topic(topic)) for topic in before if topic != ORDERS} == {
         topic: count for topic, count in before.items() if topic != ORDERS
     }
@@ -123,10 +139,11 @@ def test_the_audit_finds_a_row_that_is_missing_and_was_young(spark: SparkSession
     assert [finding.name for finding in audit(spark, str(copied.warehouse)).findings] == ["NOT_VISIBLE"]
 
 
-def test_what_a_start_may_still_look_for_stays(spark: SparkSession, copied: Lake) -> None:
-    tables = Warehouse(spark, str(copied.warehouse))
-    ends = [max(row["completed_at"] for row in copied.rows(name)) for name in ("batches", "positions")]
-    assert complete_until(tables) == millis(min(ends))
+def test_rows_of_a_batch_that_a_start_would_complete_stay(spark: SparkSession, copied: Lake) -> None:
+    last = max(row["batch_id"] for row in copied.topic(ORDERS) if row["batch_id"] is not None)
+    Table(f"{copied.warehouse}/batches").delete(f"batch_id >= {last}")
+    assert delete(spark, copied, 1 << 42) > 0
+    assert {row["batch_id"] for row in copied.topic(ORDERS)} == {last}
 
 
 def test_a_kill_between_note_and_delete_leaves_all_rows_and_the_next_run_deletes_them(
@@ -138,7 +155,7 @@ def test_a_kill_between_note_and_delete_leaves_all_rows_and_the_next_run_deletes
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaTable, "delete", killed)
+        patched.setattr(DirectAppend, "remove", killed)
         with pytest.raises(KeyboardInterrupt):
             delete(spark, copied, cut)
     assert len(copied.topic(ORDERS)) == before

@@ -31,11 +31,18 @@ UNFIT: dict[str, bytes] = {
     "a float for a whole number": b'{"id": 17.5}',
     "a wrong type further down": b'{"who": {"name": "ann", "tags": "a"}}',
     "too large a number": b'{"id": 123456789012345678901234567890}',
-    "cut short": b'{"id": 17',
+    "no comma": b'{"id": 17 "amount": "1"}',
     "no UTF-8": b'{"id": \xff}',
+    "milliseconds for a time": b'{"at": 1764392400000}',
 }
-NO_OBJECT = {"a list": b'[{"id": 17}, {"id": 18}]', "a number": b"17", "null": b"null", "no JSON": b"hello"}
-EMPTY = {"empty": b"", "blank": b"  "}
+NO_OBJECT = {
+    "text behind it": b'{"id": 17} and more',
+    "a list": b'[{"id": 17}, {"id": 18}]',
+    "a number": b"17",
+    "null": b"null",
+    "no JSON": b"hello",
+}
+EMPTY = {"empty": b"", "blank": b" \n\t"}
 
 
 def schemas(schema: str = SCHEMA, *topics: str) -> dict[str, Any]:
@@ -87,7 +94,7 @@ def test_a_body_that_does_not_fit_has_no_value_and_says_why(spark: SparkSession,
 
 
 def test_readers_without_spark_find_the_columns(spark: SparkSession, lake: Lake) -> None:
-    bodies(lake, good=json.dumps(GOOD).encode(), bad=b"{")
+    bodies(lake, good=json.dumps(GOOD).encode(), bad=b"{?}")
     lake.run(spark)
     files = duckdb.read_parquet(DeltaTable(f"{lake.warehouse}/topics/orders").file_uris())
     found = files.order("message_id").project("value.id, value.who.name, value_error").fetchall()
@@ -168,14 +175,29 @@ def test_an_erased_message_has_no_value(spark: SparkSession, lake: Lake) -> None
     assert (row["value"], row["value_error"], row["body"]) == (None, None, None)
 
 
+def test_a_column_of_the_owner_is_not_taken_for_the_value(spark: SparkSession, lake: Lake) -> None:
+    lake.settings |= {"topics.schemas": {}}
+    bodies(lake, first=b"{}")
+    lake.run(spark)
+    spark.sql(f"ALTER TABLE delta.`{lake.warehouse}/topics/orders` ADD COLUMNS (value INT)")
+    with pytest.raises(ConfigError, match="has a column value or value_error of its own"):
+        lake.run(spark, topics_schemas=schemas("id INT")["topics.schemas"])
+
+
 def test_a_field_keeps_its_type(spark: SparkSession, lake: Lake) -> None:
     bodies(lake, good=json.dumps(GOOD).encode())
     lake.run(spark)
-    with pytest.raises(ConfigError, match=r"value\.`id` of orders is string, and bigint in its table"):
+    with pytest.raises(ConfigError, match=r"value\.id of orders is string, and bigint in its table"):
         lake.run(spark, topics_schemas=schemas("id STRING")["topics.schemas"])
 
 
-@pytest.mark.parametrize("schema", ["id WHATEVER", "id", "INT", "v VARIANT", "at TIMESTAMP_NTZ"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *("id WHATEVER", "id", "INT", "v VARIANT", "at TIMESTAMP_NTZ", "`order id` INT", "`a.b` INT", "id INT, ID INT"),
+        *("s STRUCT<a: ARRAY<STRUCT<`b-c`: INT>>>", "__unfit__ STRING"),
+    ],
+)
 def test_a_schema_that_is_none_or_that_readers_refuse_is_refused_at_the_start(
     spark: SparkSession, lake: Lake, schema: str
 ) -> None:

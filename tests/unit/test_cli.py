@@ -24,7 +24,7 @@ from commitlake.spark import process, submit
 from commitlake.tools.cli import app, options, output, questions
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "ledger", "audit", "admin", "maintain")
+COMMANDS = ("run", "ledger", "audit", "admin", "maintain", "erase")
 QUESTIONS = (
     "demo",
     "find",

@@ -94,10 +94,10 @@ def test_the_age_of_rows_is_an_hour_or_more(given: object) -> None:
 
 def test_rows_do_not_go_before_the_names_that_they_hold() -> None:
     dedup = {"topics.dedup": {"orders": {"window": "30d"}}}
-    config.from_mapping({**dedup, "topics.retention": {"default": "30d", "clicks": "1d"}})
-    for ages in ({"default": "29d"}, {"orders": "29d", "default": "none"}):
+    config.from_mapping({**dedup, "topics.retention": {"default": "31d", "clicks": "1d"}})
+    for ages in ({"default": "30d"}, {"orders": "30d", "default": "none"}):
         with pytest.raises(
-            ConfigError, match=r"29d for orders is shorter than the window of topics.dedup, .*window: 30d"
+            ConfigError, match=r"30d for orders must be longer than the window of topics.dedup, .*window: 30d"
         ):
             config.from_mapping({**dedup, "topics.retention": ages})
 

@@ -1,4 +1,4 @@
-"""The cut of `topics.retention`, and what a group is told."""
+"""What a group is told of rows that `topics.retention` has deleted."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from deltalake import write_deltalake
-from hypothesis import given
-from hypothesis import strategies as st
 
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.missed import missed
-from commitlake.coordinator.maintenance.topic_retention import whole_files_before
 
-FILES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=8)
 SCHEMA = pa.schema(
     [
         *(("topic", pa.string()), ("queue_id", pa.int32()), ("source_queue", pa.int32()), ("last", pa.int64())),
@@ -24,17 +19,6 @@ SCHEMA = pa.schema(
     ]
 )
 CURSORS = {0: Cursor((5, 0, 9, 0), {2: (7, 0)}), 1: Cursor()}
-
-
-@given(FILES, st.integers(0, 40))
-def test_the_cut_is_the_latest_before_which_only_whole_files_lie(files: list[tuple[int, int]], cut: int) -> None:
-    first = np.array([begin for begin, _ in files], np.int64)
-    last = np.array([begin + length for begin, length in files], np.int64)
-
-    def splits(at: int) -> bool:
-        return any(begin < at <= begin + length for begin, length in files)
-
-    assert whole_files_before(first, last, cut) == max(at for at in range(cut + 1) if not splits(at))
 
 
 def told(place: Path, *rows: tuple[Any, ...]) -> list[str]:

@@ -186,7 +186,7 @@ class Run:
             threading.Thread(target=self._tick, args=[steps], name="commitlake-ticks", daemon=True).start()
         if interval_ms := self.config.maintenance.interval_ms:
             go_on = lambda: not self._stopping.is_set()  # noqa: E731
-            tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on)
+            tidy = Maintenance(self.warehouse, self.config, scheduler.between_rounds, go_on, self._clock.now_ms)
             self._end_maintenance = at_intervals(tidy, interval_ms, self._stopping, scheduler.rounds.maintained)
 
     def _tick(self, steps: Sequence[Callable[[], object]]) -> None:

@@ -42,6 +42,7 @@ _MOST_COMMITS = max(CHECKPOINT_INTERVALS) + 1
 """Limit of the commits since the checkpoint with which the known state begins. Only a listing of the log finds a newer
 checkpoint; without one all commits since the older checkpoint would be kept, and read for the next one."""
 _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
+_DELETE = "org.apache.spark.sql.delta.DeltaOperations$Delete"
 
 
 class DirectAppend:
@@ -63,7 +64,8 @@ class DirectAppend:
         # By their whole names: step by step, the JVM searches all jars in vain for each part, such as `java`. That took
         # two fifths of a commit's CPU.
         self._jvm = SimpleNamespace(**{name.rpartition(".")[2]: getattr(jvm, name) for name in _CLASSES})
-        self._write_operation, self._none = getattr(jvm, _WRITE), self._jvm.Option.empty()
+        self._write_operation, self._delete_operation = getattr(jvm, _WRITE), getattr(jvm, _DELETE)
+        self._none = self._jvm.Option.empty()
         self.operation(None)
         self._begun(place)
 
@@ -151,6 +153,17 @@ class DirectAppend:
         for add in adds:
             actions.add(self._jvm.Action.fromJson(json.dumps({"add": add})))
         begun.commit(self._seq(actions), operation)
+
+    def files(self, begun: Any, condition: str, most: int) -> list[Any]:
+        """Delta's entries of the files that a transaction sees, for which SQL on their `path` and `stats` holds."""
+        return list(begun.snapshot().allFiles().where(condition).limit(most).collectAsList())
+
+    def remove(self, files: Sequence[Any], begun: Any) -> None:
+        """Commits that files are no longer in their table, by the transaction `begun` that sees them."""
+        actions = self._jvm.ArrayList()
+        for file in files:
+            actions.add(file.remove())
+        begun.commit(self._seq(actions), self._delete_operation(self._seq(self._jvm.List.of())))
 
     def _seq(self, items: Any) -> Any:
         return self._jvm.CollectionConverters.asScala(items).toSeq()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,10 +13,25 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    AnsiIntervalType,
+    ArrayType,
+    CalendarIntervalType,
+    DataType,
+    DateType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
+)
 
 from commitlake.errors import ConfigError, root_reason
 from commitlake.spark.frames import to_arrow, typed
+from commitlake.spark.parallel import run_all
 from commitlake.tables.names import topic_table
 from commitlake.tables.schemas import TOPIC, TableLayout
 
@@ -25,12 +42,16 @@ if TYPE_CHECKING:
 VALUE, ERROR = "value", "value_error"
 _UNFIT = "__unfit__"
 """The field in which Spark's parser puts a text that does not fit; it nulls a field of a wrong type, and goes on."""
-_UNREADABLE = ("variant", "timestamp_ntz")
-"""Types that readers without Spark refuse, or for which the table would need a feature that they lack."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REFUSED = (VariantType, TimestampNTZType, NullType, AnsiIntervalType, CalendarIntervalType)
+"""Types that Delta has not, that readers without Spark refuse, or for which a table needs a feature that they lack."""
+_MOST_TOGETHER = 16
+"""Topics that one job parses: each row has the columns of all of them on its way to the driver."""
 _FAULTS = (
-    "CASE WHEN body IS NULL OR trim(CAST(body AS STRING)) = '' THEN 'EMPTY' "  # Spark's parser marks nothing
-    "WHEN NOT CAST(body AS STRING) RLIKE '^\\\\s*[{{]' THEN 'NO_OBJECT' "  # of a list it would take the first object
-    f"WHEN {{0}} IS NULL OR {{0}}.{_UNFIT} IS NOT NULL THEN 'UNFIT' END"
+    "CASE WHEN coalesce(CAST(body AS STRING), '') RLIKE '^\\\\s*$' THEN 'EMPTY' "  # Spark's parser marks nothing
+    # It would take the first object of a list, and ignore what follows an object.
+    "WHEN NOT CAST(body AS STRING) RLIKE '(?s)^\\\\s*[{{].*[}}]\\\\s*$' THEN 'NO_OBJECT' "
+    f"WHEN {{0}} IS NULL OR {{0}}.{_UNFIT} IS NOT NULL{{1}} THEN 'UNFIT' END"
 )
 
 
@@ -54,17 +75,30 @@ def of_topics(rows: DataFrame, topics: Iterable[str], values: Mapping[str, Struc
 
 
 def by_topic(rows: DataFrame, topics: Sequence[str], values: Mapping[str, StructType]) -> list[pa.Table]:
-    """A few rows of several topics, as each topic's table has them: one job parses them all and brings them here."""
+    """A few rows of several topics, as each topic's table has them: one job parses them, and brings them here."""
+    ours = [topic for topic in topics if topic in values]
+    parts = [ours[at : at + _MOST_TOGETHER] for at in range(0, len(ours), _MOST_TOGETHER)] or [[]]
+    parts[0] = [*parts[0], *(topic for topic in topics if topic not in values)]
+    own: dict[str, pa.Table] = {}
+    for part in parts:
+        own |= _brought(rows, part, values, whole=len(parts) == 1)
+    return [own[topic] for topic in topics]
+
+
+def _brought(
+    rows: DataFrame, topics: Sequence[str], values: Mapping[str, StructType], *, whole: bool
+) -> dict[str, pa.Table]:
+    """The rows of some topics, by topic; `whole` says that there are no rows of others."""
     of = {f"_{n}": (F.col("topic") == topic, values[topic]) for n, topic in enumerate(topics) if topic in values}
+    mine = rows if whole else rows.where(F.col("topic").isin([*topics]))
     more = [f"{name}{suffix}" for suffix in of for name in (VALUE, ERROR)]
-    every = to_arrow(typed(_with_values(rows, of) if of else rows, TOPIC.schema, "topic", *more))
-    own = []
+    every = to_arrow(typed(_with_values(mine, of) if of else mine, TOPIC.schema, "topic", *more))
+    found = {}
     for n, topic in enumerate(topics):
-        mine = every.filter(pc.equal(every["topic"], topic))
         names = {VALUE: f"{VALUE}_{n}", ERROR: f"{ERROR}_{n}"} if topic in values else {}
-        found = mine.select([*TOPIC.columns, *names.values()])
-        own.append(found.rename_columns([*TOPIC.columns, *names]))
-    return own
+        part = every.filter(pc.equal(every["topic"], topic)).select([*TOPIC.columns, *names.values()])
+        found[topic] = part.rename_columns([*TOPIC.columns, *names])
+    return found
 
 
 def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, StructType]]) -> DataFrame:
@@ -85,8 +119,8 @@ def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, StructType]]) -
     )
     judged = once.withColumns(
         {
-            f"{ERROR}{suffix}": F.when(mine, F.expr(_FAULTS.format(f"parsed{suffix}")))
-            for suffix, (mine, _) in of.items()
+            f"{ERROR}{suffix}": F.when(mine, F.expr(_faults(f"parsed{suffix}", value)))
+            for suffix, (mine, value) in of.items()
         }
     )
     return judged.withColumns(
@@ -100,6 +134,21 @@ def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, StructType]]) -
     )
 
 
+def _faults(parsed: str, value: StructType) -> str:
+    """SQL of `value_error`. A number for a time is seconds to Spark; milliseconds would be the year 56 000."""
+    wrong = "".join(f" OR year({path}) NOT BETWEEN 1 AND 9999" for path in _times(parsed, value))
+    return _FAULTS.format(parsed, wrong)
+
+
+def _times(above: str, value: StructType) -> Iterator[str]:
+    for field in value:
+        path = f"{above}.`{field.name}`"
+        if isinstance(field.dataType, StructType):
+            yield from _times(path, field.dataType)
+        elif isinstance(field.dataType, TimestampType | DateType):
+            yield path
+
+
 def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, StructType]:
     """The types of the topics' values; adds columns that tables lack.
 
@@ -108,18 +157,28 @@ def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, 
     Raises:
         ConfigError: a schema is none, or a field of the table has another type.
     """
+    wanted = {topic: _type_of(tables.spark, topic, each.schema) for topic, each in schemas.items()}
     found: dict[str, StructType] = {}
-    for topic, each in schemas.items():
-        found[topic] = wanted = _type_of(tables.spark, topic, each.schema)
-        if tables.holds(name := topic_table(topic)):
-            there = {field.name: field.dataType for field in tables.read(name).schema}.get(VALUE)
-            known = there if isinstance(there, StructType) else StructType()
-            found[topic], missing = _joined(topic, known, wanted)
-            if not known.fields:
-                tables.add_columns(name, [f"{VALUE} {wanted.simpleString()}", f"{ERROR} STRING"])
-            elif missing:
-                tables.add_columns(name, missing)
+    run_all(tables.spark, [partial(_prepare, tables, topic, value, found) for topic, value in wanted.items()])
     return found
+
+
+def _prepare(tables: Warehouse, topic: str, wanted: StructType, found: dict[str, StructType]) -> None:
+    """Brings the table of a topic to its schema, and notes the type that its `value` then has."""
+    found[topic] = wanted
+    if not tables.holds(name := topic_table(topic)):
+        return
+    there = {field.name.lower(): field.dataType for field in tables.read(name).schema}
+    known, error = there.get(VALUE), there.get(ERROR)
+    if known is None and error is None:
+        tables.add_columns(name, [f"{VALUE} {wanted.simpleString()}", f"{ERROR} STRING"])
+        return
+    if not isinstance(known, StructType) or not isinstance(error, StringType):
+        msg = f"topics.schemas: the table of {topic} has a column {VALUE} or {ERROR} of its own; rename it first"
+        raise ConfigError(msg)
+    found[topic], missing = _joined(topic, known, wanted)
+    if missing:
+        tables.add_columns(name, missing)
 
 
 def _type_of(spark: SparkSession, topic: str, ddl: str) -> StructType:
@@ -129,26 +188,41 @@ def _type_of(spark: SparkSession, topic: str, ddl: str) -> StructType:
     except PySparkException as error:
         msg = f"topics.schemas: the schema of {topic} is not allowed: {root_reason(error)}; give columns, as in SQL"
         raise ConfigError(msg) from error
-    refused = next((each for each in _UNREADABLE if each in found.simpleString()), None)
-    if refused or not isinstance(found, StructType) or _UNFIT in found.fieldNames():
-        msg = f"topics.schemas: the schema of {topic} is {ddl!r}; allowed are columns of types other than {_UNREADABLE}"
+    if not isinstance(found, StructType) or not _is_allowed(found):
+        msg = (
+            f"topics.schemas: the schema of {topic} is {ddl!r}; allowed are columns with names of letters, digits, _, "
+            "each once in any case, and of types other than VARIANT, TIMESTAMP_NTZ, VOID and INTERVAL"
+        )
         raise ConfigError(msg)
     return found
 
 
+def _is_allowed(kind: DataType) -> bool:
+    """Whether Delta can have a type, and other readers read it; and whether its fields need no quotes in SQL."""
+    if isinstance(kind, ArrayType):
+        return _is_allowed(kind.elementType)
+    if isinstance(kind, MapType):
+        return _is_allowed(kind.keyType) and _is_allowed(kind.valueType)
+    if isinstance(kind, StructType):
+        names = [name.lower() for name in kind.fieldNames()]
+        are_names = all(map(_NAME.fullmatch, names)) and len({*names}) == len(names) and _UNFIT not in names
+        return are_names and all(_is_allowed(field.dataType) for field in kind)
+    return not isinstance(kind, _REFUSED)
+
+
 def _joined(topic: str, known: StructType, wanted: StructType, above: str = VALUE) -> tuple[StructType, list[str]]:
     """The fields of a table with those that a schema adds at their end, and these as SQL adds them."""
-    fields, missing = {field.name: field for field in known}, list[str]()
+    fields, missing = {field.name.lower(): field for field in known}, list[str]()
     for field in wanted:
-        name, there = f"{above}.`{field.name}`", fields.get(field.name)
+        name, there = f"{above}.{field.name}", fields.get(field.name.lower())
         if there is None:
-            fields[field.name] = field
+            fields[field.name.lower()] = field
             missing.append(f"{name} {field.dataType.simpleString()}")
         elif isinstance(there.dataType, StructType) and isinstance(field.dataType, StructType):
             inner, more = _joined(topic, there.dataType, field.dataType, name)
-            fields[field.name] = StructField(field.name, inner)
+            fields[field.name.lower()] = StructField(there.name, inner)
             missing += more
-        elif there.dataType != field.dataType:
+        elif there.dataType.simpleString().lower() != field.dataType.simpleString().lower():
             msg = (
                 f"topics.schemas: {name} of {topic} is {field.dataType.simpleString()}, and "
                 f"{there.dataType.simpleString()} in its table; keep that type, or give the field another name"

@@ -230,6 +230,30 @@ class Warehouse(TableReader):
     def _save(self, writer: DataFrameWriter, name: str) -> None:
         (writer.saveAsTable if self._in_catalog else writer.save)(self.locate(name))
 
+    def remove_files(self, name: str, condition: str, most: int, note: Callable[[list[str]], None]) -> int:
+        """Takes files out of a table in one commit, which adds none; returns how many.
+
+        Args:
+            name: The table.
+            condition: SQL on `path` and `stats` of Delta's entries; which files.
+            most: How many files at most.
+            note: Called with their names before they go.
+
+        Raises:
+            WarehouseError: Delta's own transactions can't be used here, as in a catalog.
+        """
+        direct = self._direct()
+        if direct is None:
+            msg = f"topics.retention: no file of {self.locate(name)} can be removed in a catalog, or with this Delta"
+            raise WarehouseError(msg)
+        begun = direct.begin(self.locate(name))
+        files = direct.files(begun, condition, most)
+        if files:
+            note([file.path().rpartition("/")[2] for file in files])
+            self.guard.check()
+            direct.remove(files, begun)
+        return len(files)
+
     def set_property(self, name: str, key: str, value: str) -> None:
         """Sets a table property; the change is a commit of its own.
 

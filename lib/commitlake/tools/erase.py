@@ -25,12 +25,14 @@ from commitlake.protocol.kafka_topics import CHECK, HALF, MESSAGES
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.typed_topics import ERROR, VALUE
 from commitlake.tools.audit import ledger
+from commitlake.tools.audit.audit_rows import until
 
 ERASED = "erased_at"
 """The one property of an erased message: when it was erased."""
+_IS_ERASED = f"body IS NULL AND keys IS NULL AND map_keys(properties) = array('{ERASED}')"
 _TABLES = ("discarded", "delayed", "half")
-_LANDED = ("half", "delayed")
 _PLACE = ["queue", "queue_offset"]
+_IDS = 10_000
 _KEPT = sorted(headers.PROTOCOL_HEADERS - {headers.TAGS, headers.KEYS})
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
@@ -48,17 +50,17 @@ class ToErase(NamedTuple):
 
     def condition(self, table: DataFrame) -> Column:
         """Whether a row holds such a message, and is not erased."""
-        chosen = F.expr(self.where or "true") if self.keys is None else _has_key(F.col("keys"), self.keys)
+        chosen = F.expr(self.where) if self.where is not None else _has_key(F.col("keys"), str(self.keys))
         of_topic = F.col("topic") == self.topic if "topic" in table.columns else F.lit(True)
-        is_erased = F.coalesce(F.map_contains_key("properties", F.lit(ERASED)), F.lit(False))
-        return of_topic & F.coalesce(chosen, F.lit(False)) & ~is_erased
+        return of_topic & F.coalesce(chosen, F.lit(False)) & ~F.coalesce(F.expr(_IS_ERASED), F.lit(False))
 
     def rejected(self) -> Column:
         """Whether a row of `rejected` holds such a record: by its header, or by the text of a batch, with the key."""
         if self.keys is None:
             return F.lit(False)
         topic, keys = (F.col("headers")[name].cast("string") for name in (headers.REAL_TOPIC, headers.KEYS))
-        in_batch = F.col("headers")[headers.BATCH].isNotNull() & F.col("value").cast("string").contains(self.keys)
+        text, as_json = F.col("value").cast("string"), json.dumps(self.keys)[1:-1]  # a batch is ASCII
+        in_batch = F.col("headers")[headers.BATCH].isNotNull() & (text.contains(self.keys) | text.contains(as_json))
         has_key = F.coalesce(_has_key(keys, self.keys), F.lit(False)) | in_batch
         return (topic == self.topic) & has_key & F.col("value").isNotNull()
 
@@ -73,7 +75,7 @@ def found(tables: Warehouse, wanted: ToErase) -> dict[str, int]:
     Raises:
         WarehouseError: a message is open, or waits for its time: it would be shown without its content.
     """
-    _refuse_open(tables, wanted, *map(tables.read, _LANDED))
+    _refuse_open(tables, wanted)
     counts = {name: wanted.of(tables.read(name)).count() for name in _tables(tables, wanted)}
     return {**counts, "rejected": tables.read("rejected").where(wanted.rejected()).count()}
 
@@ -82,7 +84,7 @@ def erase(tables: Warehouse, receipts: str, wanted: ToErase, at_ms: int, remark:
     """Erases the messages in all tables, and returns how many rows of each.
 
     Args:
-        tables: the warehouse, on which no coordinator runs where it is local.
+        tables: the warehouse, on which no coordinator runs.
         receipts: place of the table of receipts, which need not be there.
         wanted: the messages.
         at_ms: ms since epoch, UTC.
@@ -91,7 +93,6 @@ def erase(tables: Warehouse, receipts: str, wanted: ToErase, at_ms: int, remark:
     Raises:
         WarehouseError: as of `found`.
     """
-    landed = {name: _until_now(tables.read(name)) for name in _LANDED}  # what lands from here on may be open
     counts = found(tables, wanted)
     nothing: dict[str, str | Column] = {name: F.lit(None) for name in ("keys", "sharding_key", "body")}
     at = as_datetime(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -102,11 +103,11 @@ def erase(tables: Warehouse, receipts: str, wanted: ToErase, at_ms: int, remark:
         counts["receipts"] = _erase_receipts(tables, receipts, wanted)
         tables.table("rejected").update(wanted.rejected(), bare)
         for name in _tables(tables, wanted):
-            if name not in _TABLES:
+            if name not in _TABLES and tables.property(name, "delta.appendOnly") == "true":
                 tables.set_property(name, "delta.appendOnly", "false")
             rows = tables.read(name)
             typed: dict[str, str | Column] = {each: F.lit(None) for each in (VALUE, ERROR) if each in rows.columns}
-            tables.table(name).update(wanted.condition(rows) & landed.get(name, F.lit(True)), erased | typed)
+            tables.table(name).update(wanted.condition(rows), erased | typed)
     return counts
 
 
@@ -130,19 +131,12 @@ def _tables(tables: Warehouse, wanted: ToErase) -> list[str]:
     return [*_TABLES, *([topic] if tables.holds(topic) else [])]
 
 
-def _until_now(landed: DataFrame) -> Column:
-    """Whether a row is one of these, or of an earlier version."""
-    ends: dict[int, int] = dict(landed.groupBy("queue").agg(F.max("queue_offset")).collect())
-    cases = " ".join(f"WHEN {queue} THEN {end}L" for queue, end in ends.items())
-    return F.expr(f"queue_offset <= CASE queue {cases} END" if cases else "false")
-
-
-def _refuse_open(tables: Warehouse, wanted: ToErase, half: DataFrame, delayed: DataFrame) -> None:
-    half, delayed = wanted.of(half), wanted.of(delayed)
+def _refuse_open(tables: Warehouse, wanted: ToErase) -> None:
+    half, delayed = (wanted.of(tables.read(name)) for name in ("half", "delayed"))
     pending = ledger.pending(tables.spark, tables.root).selectExpr(
         "queue AS first_queue", "queue_offset AS first_offset"
     )
-    delivered = tables.read("deliveries").select("source", *_PLACE)
+    delivered = until(tables.read("deliveries"), tables.newest_batch()).select("source", *_PLACE)
     shown_later = tables.read("transactions").where("deliver_at IS NOT NULL")
     waiting = half.join(shown_later.selectExpr("queue", "half_offset AS queue_offset"), _PLACE, "left_semi")
     opened = {
@@ -161,19 +155,27 @@ def _refuse_open(tables: Warehouse, wanted: ToErase, half: DataFrame, delayed: D
 
 
 def _erase_receipts(tables: Warehouse, place: str, wanted: ToErase) -> int:
-    """Erases keys and remarks of the receipts, which only deltalake writes."""
-    topic = topic_table(wanted.topic)
-    if not DeltaTable.is_deltatable(place, storage_options(None)) or not tables.holds(topic):
+    """Erases keys and remarks of the receipts, which only deltalake writes; returns how many.
+
+    With a business key, by the key that a receipt has itself; else by the ids of the topic's rows.
+    """
+    if not DeltaTable.is_deltatable(place, storage_options(None)):
         return 0
-    ids = [row[0] for row in wanted.of(tables.read(topic)).select("message_id").collect()]
-    if not ids:
-        return 0
-    listed = ", ".join(f"'{_quoted(each)}'" for each in ids)
-    where = (
-        f"topic = '{_quoted(wanted.topic)}' AND message_id IN ({listed}) AND (keys IS NOT NULL OR remark IS NOT NULL)"
-    )
-    table = DeltaTable(place, storage_options=storage_options(None))
-    return int(table.update({"keys": "NULL", "remark": "NULL"}, predicate=where)["num_updated_rows"])
+    table, count = DeltaTable(place, storage_options=storage_options(None)), 0
+    for which in _receipts_of(tables, wanted):
+        found = f"topic = '{_quoted(wanted.topic)}' AND {which} AND (keys IS NOT NULL OR remark IS NOT NULL)"
+        count += int(table.update({"keys": "NULL", "remark": "NULL"}, predicate=found)["num_updated_rows"])
+    return count
+
+
+def _receipts_of(tables: Warehouse, wanted: ToErase) -> Iterator[str]:
+    if wanted.keys is not None:
+        key = _quoted(wanted.keys)
+        yield f"(keys = '{key}' OR array_has(string_to_array(keys, ' '), '{key}'))"
+    elif tables.holds(topic := topic_table(wanted.topic)):
+        ids = [f"'{_quoted(row[0])}'" for row in wanted.of(tables.read(topic)).select("message_id").collect()]
+        for at in range(0, len(ids), _IDS):
+            yield f"message_id IN ({', '.join(ids[at : at + _IDS])})"
 
 
 def _quoted(text: str) -> str:

@@ -44,6 +44,8 @@ _DELETE_EVERY = 0.01
 """A part of the retention: a search that finds nothing old costs 10 s of CPU, and a hundredth later is early enough."""
 _VACUUM_EVERY = 0.25
 """A part of the time for which files are kept: a table's directory holds unused files a quarter longer at most."""
+_TRIM_EVERY_S = 600.0
+"""Pause between two looks for old files of a topic, at least."""
 _SAVE_EVERY_S, _SAVE_SHARE = 120.0, 20
 """Pause between saves of the open rows, at least; and how many times the last save: the more is open, the longer it is.
 A start reads all small files since the last save: after four minutes beside 20 transactions a second it did so for 7 of
@@ -55,9 +57,13 @@ Pause = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Report:
-    """The work of a run, by table: rows deleted, files compacted, failures; `kept` says why no row was deleted."""
+    """The work of a run, by table: rows deleted, files compacted, failures; `kept` says why no row was deleted.
+
+    `trimmed` has the files that went by age, by topic.
+    """
 
     deleted: dict[str, int] = field(default_factory=dict)
+    trimmed: dict[str, int] = field(default_factory=dict)
     compacted: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     kept: str = ""
@@ -67,7 +73,9 @@ class Report:
         rows = ", ".join(f"{name} {count}" for name, count in self.deleted.items()) or self.kept or "none"
         files = ", ".join(f"{name} {count}" for name, count in self.compacted.items()) or "none"
         failed = f"; failed, and is tried again: {'; '.join(self.failed)}" if self.failed else ""
-        return f"rows deleted: {rows}; files compacted: {files}{failed}"
+        old = ", ".join(f"{topic} {count}" for topic, count in self.trimmed.items())
+        trimmed = f"; old files removed: {old}" if old else ""
+        return f"rows deleted: {rows}; files compacted: {files}{trimmed}{failed}"
 
 
 class Maintenance:
@@ -78,6 +86,7 @@ class Maintenance:
         config: the configuration.
         pause: a context in which no batch of this process runs, for deletes of rows.
         go_on: called between two tables; False ends the run.
+        now: Kafka's time, ms since epoch, UTC: rows of topics have it. The driver's without a coordinator.
     """
 
     def __init__(
@@ -86,6 +95,7 @@ class Maintenance:
         config: Config,
         pause: Pause = nullcontext,
         go_on: Callable[[], bool] = lambda: True,
+        now: Callable[[], int] = now_ms,
     ) -> None:
         self._config, self._pause, self._go_on, self._plain = config, pause, go_on, warehouse
         self._warehouse, self._files = (
@@ -96,6 +106,7 @@ class Maintenance:
         self._next_delete = time.monotonic()
         self._next_vacuum: dict[str, float] = {}
         self._next_trim: dict[str, float] = {}
+        self._now_ms = now
 
     def run(self) -> Report:
         """Deletes old rows, compacts tables with many files, and vacuums each from time to time.
@@ -155,11 +166,11 @@ class Maintenance:
             if self._go_on() and not report.kept:
                 self._delete(report, step, cut)
 
-    def _kept(self) -> str:
-        """Why no row may be deleted; empty when rows may be."""
+    def _kept(self, names: Sequence[str] = positions.LANDED) -> str:
+        """Why no row of these tables may be deleted; empty when rows may be."""
         with self._pause():  # a landing in flight looks like one that was cut short
             newest = positions.newest(self._warehouse)
-            if newest is None or positions.uncommitted(self._warehouse, newest, positions.LANDED) is not None:
+            if newest is None or positions.uncommitted(self._warehouse, newest, names) is not None:
                 # The next start leaves out the records that stand in the tables, so these must stay.
                 return "none, a landing was cut short; start the coordinator first"
         return ""
@@ -196,10 +207,13 @@ class Maintenance:
         now = time.monotonic()
         if now < self._next_trim.get(topic, now):
             return
-        before_ms = min(now_ms() - age_ms, topic_retention.complete_until(self._files))
-        if count := topic_retention.delete_old_rows(self._files, topic, before_ms, self._pause):
-            report.deleted[f"topics/{topic}"] = count
-        self._next_trim[topic] = now + age_ms / 1_000 * _DELETE_EVERY
+        if report.kept or self._kept((topic_table(topic),)):
+            return
+        count = topic_retention.delete_old_files(self._files, topic, self._now_ms() - age_ms, self._pause)
+        if count:
+            report.trimmed[topic] = count
+        if count < topic_retention.MOST_FILES:
+            self._next_trim[topic] = now + max(_TRIM_EVERY_S, age_ms / 1_000 * _DELETE_EVERY)
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:
         """Each table: its name in a report, its name, and the time for which its unused files are kept."""

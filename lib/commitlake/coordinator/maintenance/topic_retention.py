@@ -8,57 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.tables import Warehouse, topic_table
-from commitlake.tables.creation import properties_of
 
 WINDOWS = 20
 """Files of a queue that compaction makes of a topic with a retention: so its rows stay a twentieth longer, or two."""
+MOST_FILES = 1_000
+"""Files that one commit removes; the next run goes on."""
 _APPEND_ONLY = "delta.appendOnly"
-Times = npt.NDArray[np.int64]
+_OLD = (
+    "CAST(get_json_object(stats, '$.maxValues.visible_at') AS TIMESTAMP) < timestamp_millis({}L) AND "
+    "coalesce(CAST(get_json_object(stats, '$.maxValues.batch_id') AS BIGINT), -1) <= {}"
+)
+"""SQL on Delta's entry of a file: all its rows are old, and of complete batches. A start completes only a later one."""
 _PLACE = (
     "queue_id",
     "IF(batch_id IS NULL, source_queue, NULL) AS source_queue",
-    "coalesce(batch_id, source_offset) AS at",
+    "coalesce(batch_id, source_offset) AS last",
 )
 
 
-def whole_files_before(first: Times, last: Times, cut: int) -> int:
-    """The latest time, at most `cut`, before which only whole files lie.
-
-    Args:
-        first: the lowest time of each file.
-        last: the highest one.
-        cut: a time; all are ms since epoch, UTC.
-    """
-    while (split := (first < cut) & (last >= cut)).any():
-        cut = int(first[split].min())
-    return cut
-
-
-def complete_until(warehouse: Warehouse) -> int:
-    """When the newest complete landing and batch ended, ms since epoch, UTC.
-
-    A start may still look for the rows of what came later.
-    """
-    ends = [
-        warehouse.read(name).agg(F.max(F.unix_millis("completed_at"))).collect()[0][0]
-        for name in ("positions", "batches")
-    ]
-    return min((int(end) for end in ends if end is not None), default=0)
-
-
-def delete_old_rows(
+def delete_old_files(
     warehouse: Warehouse, topic: str, before_ms: int, pause: Callable[[], AbstractContextManager[object]]
 ) -> int:
-    """Deletes the rows of a topic that became visible before a time; returns how many.
+    """Removes files of a topic whose rows all became visible before a time; returns how many, at most `MOST_FILES`.
 
     Rows in the table `maintenance` come first. By these an audit knows which rows may be gone, and a consumer which it
     has missed.
@@ -70,27 +47,20 @@ def delete_old_rows(
         pause: a context in which no batch runs: a table's property changes, and an append beside that would fail.
     """
     name = topic_table(topic)
-    rows = warehouse.read(name)
-    cut = _cut(rows, before_ms)
-    is_old = f"visible_at < timestamp_millis({cut})"
-    gone = rows.where(is_old).selectExpr(*_PLACE).groupBy("queue_id", "source_queue")
-    found = [row.asDict() for row in gone.agg(F.max("at").alias("last"), F.count("*").alias("count")).collect()]
-    if not found:
-        return 0
-    count = sum(int(row.pop("count")) for row in found)
-    same = {"topic": topic, "visible_before": as_datetime(cut), "maintained_at": as_datetime(now_ms())}
-    warehouse.add([{**row, **same} for row in found], "maintenance")
-    table: Any = warehouse.table(name)
-    if properties_of(table).get(_APPEND_ONLY) == "true":
+    if warehouse.property(name, _APPEND_ONLY) == "true":
         with pause():
             warehouse.set_property(name, _APPEND_ONLY, "false")
-    warehouse.guard.check()
-    table.delete(is_old)
-    return count
+    condition = _OLD.format(before_ms, warehouse.newest_batch())
+    return warehouse.remove_files(name, condition, MOST_FILES, partial(_note, warehouse, topic, before_ms))
 
 
-def _cut(rows: DataFrame, before_ms: int) -> int:
-    ends = F.min("visible_at").alias("first"), F.max("visible_at").alias("last")
-    each = rows.groupBy("_metadata.file_path").agg(*ends)
-    found = each.selectExpr("unix_millis(first) AS first", "unix_millis(last) AS last").toArrow()
-    return whole_files_before(found["first"].to_numpy(), found["last"].to_numpy(), before_ms)
+def _note(warehouse: Warehouse, topic: str, before_ms: int, files: list[str]) -> None:
+    """Notes the last rows that may be gone, by queue, in place of the notes about earlier ones."""
+    in_files = F.col("_metadata.file_name").isin(files)
+    gone = warehouse.read(topic_table(topic)).where(in_files).selectExpr(*_PLACE)
+    noted = warehouse.read("maintenance").where(F.col("topic") == topic).select("queue_id", "source_queue", "last")
+    last = gone.unionByName(noted).groupBy("queue_id", "source_queue").agg(F.max("last").alias("last"))
+    now = now_ms()
+    same = {"topic": topic, "visible_before": as_datetime(before_ms), "maintained_at": as_datetime(now)}
+    warehouse.add([{**row.asDict(), **same} for row in last.collect()], "maintenance")
+    warehouse.table("maintenance").delete(f"topic = '{topic}' AND maintained_at < timestamp_millis({now}L)")

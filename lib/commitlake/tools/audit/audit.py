@@ -90,20 +90,21 @@ class AuditReport:
         return not self.findings and all(counts.holds for counts in self.topics)
 
 
-def audit(spark: SparkSession, warehouse: str) -> AuditReport:
+def audit(spark: SparkSession, warehouse: str, tries: int = 3) -> AuditReport:
     """Compare the rows of all tables, message by message.
 
     Args:
         spark: a session with the Delta extension.
         warehouse: where the tables are.
+        tries: how often to begin again when maintenance deletes rows meanwhile.
     """
     tables = Warehouse(spark, warehouse)
     since = _retained_since(tables)
     last = tables.newest_batch()
     found = _messages(tables, last, since)
     findings = [*_findings(found, _names(tables)), *_checks(tables, last), *_batches(tables, last)]
-    if _retained_since(tables) != since:
-        return audit(spark, warehouse)  # maintenance has deleted rows meanwhile
+    if _retained_since(tables) != since and tries > 1:
+        return audit(spark, warehouse, tries - 1)
     return AuditReport(last, tuple(_counts(found, _names(tables))), tuple(findings))
 
 

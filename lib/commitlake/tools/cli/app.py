@@ -287,11 +287,11 @@ def erase(
 ) -> None:
     """Erase what messages say, in all tables, such as those of one person.
 
-    Bodies, properties and keys go; ids, offsets and states stay. On a local warehouse this works only while no
-    coordinator runs. Exit code 3 when there is nothing.
+    Bodies, properties and keys go; ids, offsets and states stay. It works only while no coordinator runs. Exit code 3
+    when there is nothing.
     """
-    if (keys is None) == (where is None):
-        msg = "give one of --keys and --where"
+    if (keys is None) == (where is None) or not (keys or where or "").strip():
+        msg = "give one of --keys and --where, with a text"
         raise typer.BadParameter(msg, context)
     settings = load(conf, sets)
     with in_driver(context, long_lived=True):

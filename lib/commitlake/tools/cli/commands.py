@@ -8,10 +8,12 @@ from dataclasses import astuple, fields
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake.config import Config
+from commitlake.config.locations import is_local
 from commitlake.config.terminal import printable
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
+from commitlake.coordinator.recovery.heartbeat import Heartbeat
 from commitlake.errors import FencedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
@@ -122,12 +124,14 @@ def erase(settings: Config, wanted: ToErase, remark: str, *, sure: bool) -> int:
     """Count the rows that messages have in all tables and, when `sure`, erase what they say; 3 when there are none.
 
     Raises:
-        FencedError: a coordinator runs on this local warehouse.
+        FencedError: a coordinator runs on this local warehouse; elsewhere the call waits until none does.
         WarehouseError: a message is open.
     """
     spark = _session_on_tables(settings, "erase")
     settings = cluster.resolved(spark, settings)
     tables = Warehouse(spark, settings.warehouse)
+    if not is_local(settings.warehouse):
+        Heartbeat(spark, settings).await_silence()
     with fencing.lock(settings, spark):
         if sure:
             counts = erasing.erase(tables, f"{settings.receipts_place}/receipts", wanted, now_ms(), remark)
