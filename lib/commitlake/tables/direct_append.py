@@ -42,7 +42,8 @@ _MOST_COMMITS = max(CHECKPOINT_INTERVALS) + 1
 """Limit of the commits since the checkpoint with which the known state begins. Only a listing of the log finds a newer
 checkpoint; without one all commits since the older checkpoint would be kept, and read for the next one."""
 _WRITE = "org.apache.spark.sql.delta.DeltaOperations$Write"
-_DELETE = "org.apache.spark.sql.delta.DeltaOperations$Delete"
+_REMOVE = "org.apache.spark.sql.delta.DeltaOperations$ManualUpdate$"
+"""Delta's own delete counts rows, which a commit of whole files has not looked at."""
 
 
 class DirectAppend:
@@ -64,7 +65,7 @@ class DirectAppend:
         # By their whole names: step by step, the JVM searches all jars in vain for each part, such as `java`. That took
         # two fifths of a commit's CPU.
         self._jvm = SimpleNamespace(**{name.rpartition(".")[2]: getattr(jvm, name) for name in _CLASSES})
-        self._write_operation, self._delete_operation = getattr(jvm, _WRITE), getattr(jvm, _DELETE)
+        self._write_operation = getattr(jvm, _WRITE)
         self._none = self._jvm.Option.empty()
         self.operation(None)
         self._begun(place)
@@ -163,7 +164,8 @@ class DirectAppend:
         actions = self._jvm.ArrayList()
         for file in files:
             actions.add(file.remove())
-        begun.commit(self._seq(actions), self._delete_operation(self._seq(self._jvm.List.of())))
+        jvm: Any = self._spark.sparkContext._jvm
+        begun.commit(self._seq(actions), getattr(getattr(jvm, _REMOVE), "MODULE$"))
 
     def _seq(self, items: Any) -> Any:
         return self._jvm.CollectionConverters.asScala(items).toSeq()

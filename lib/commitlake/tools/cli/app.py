@@ -285,10 +285,10 @@ def erase(
     master: Master = LOCAL,
     dry_run: DryRun = False,
 ) -> None:
-    """Erase what messages say, in all tables, such as those of one person.
+    """Erase what messages say, such as those of one person.
 
-    Bodies, properties and keys go; ids, offsets and states stay. It works only while no coordinator runs. Exit code 3
-    when there is nothing.
+    In all tables bodies, properties and keys go; ids, offsets and states stay. It works only while no coordinator
+    runs. Exit code 3 when there is nothing.
     """
     if (keys is None) == (where is None) or not (keys or where or "").strip():
         msg = "give one of --keys and --where, with a text"
