@@ -11,13 +11,15 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from commitlake.config import yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
 from commitlake.protocol.durations import DAY_MS, HOUR_MS, duration_ms, duration_text
 from commitlake.protocol.encoding import plain_text
 from commitlake.protocol.topic_names import NAME
+
+T = TypeVar("T")
 
 EMBEDDED = "embedded"
 LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -131,9 +133,6 @@ def duration(lowest_ms: int = 0) -> Callable[[object], int]:
     return parse
 
 
-_AGE = duration(HOUR_MS)
-
-
 def size(value: object) -> int:
     """Parse a size such as `4MiB` to bytes."""
     match = _SIZE.fullmatch(str(value).strip())
@@ -241,20 +240,26 @@ class Dedup(NamedTuple):
         return f"{{by: {self.by}, window: {duration_text(self.window_ms)}}}"
 
 
-def dedups(value: object) -> dict[str, Dedup]:
-    """Parse a map of destination topics to the column that is a name there, and how long it is held, in ms."""
+def _by_topic(value: object, parse: Callable[[object], T], allowed: str) -> dict[str, T]:
+    """Parse a map of destination topics to values; `parse` raises ValueError or OSError for one that is not allowed."""
     value = _loaded(value)
     try:
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or not all(NAME.fullmatch(str(topic)) for topic in value):
             raise ValueError
-        return {str(topic): _dedup(topic, given) for topic, given in value.items()}
-    except ValueError as error:
-        msg = "a map of topics to maps such as {by: keys, window: 30d}; by is keys or message_id, window 1s or more"
+        return {str(topic): parse(given) for topic, given in value.items()}
+    except (ValueError, OSError) as error:
+        msg = f"a map of topics{allowed}"
         raise ValueError(msg) from error
 
 
-def _dedup(topic: object, given: object) -> Dedup:
-    if not NAME.fullmatch(str(topic)) or not isinstance(given, dict) or not set(given) <= set(_DEDUP):
+def dedups(value: object) -> dict[str, Dedup]:
+    """Parse a map of destination topics to the column that is a name there, and how long it is held, in ms."""
+    allowed = " to maps such as {by: keys, window: 30d}; by is keys or message_id, window 1s or more"
+    return _by_topic(value, _dedup, allowed)
+
+
+def _dedup(given: object) -> Dedup:
+    if not isinstance(given, dict) or not set(given) <= set(_DEDUP):
         raise ValueError
     by = given.get("by", _BY[0])
     if by not in _BY:
@@ -275,17 +280,8 @@ class TopicSchema(NamedTuple):
 
 def schemas(value: object) -> dict[str, TopicSchema]:
     """Parse a map of destination topics to the format of their bodies and its columns."""
-    value = _loaded(value)
-    try:
-        if not isinstance(value, dict) or not all(NAME.fullmatch(str(topic)) for topic in value):
-            raise ValueError
-        return {str(topic): _schema(given) for topic, given in value.items()}
-    except (ValueError, OSError) as error:
-        msg = (
-            "a map of topics to maps such as {format: json, schema: 'id BIGINT, amount DECIMAL(10, 2)'}; the schema "
-            "may stand in a file, file:/path"
-        )
-        raise ValueError(msg) from error
+    such = " to maps such as {format: json, schema: 'id BIGINT, amount DECIMAL(10, 2)'}"
+    return _by_topic(value, _schema, f"{such}; the schema may stand in a file, file:/path")
 
 
 def _schema(given: object) -> TopicSchema:
@@ -309,14 +305,12 @@ class Age(int):
 
 def ages(value: object) -> dict[str, Age]:
     """Parse a map of destination topics, or `default`, to an age; `none` for no limit."""
-    value = _loaded(value)
-    try:
-        if not isinstance(value, dict) or not all(NAME.fullmatch(str(topic)) for topic in value):
-            raise ValueError
-        return {str(topic): Age(0 if given in (None, "none") else _AGE(given)) for topic, given in value.items()}
-    except ValueError as error:
-        msg = "a map of topics, or default, to ages from 1h up, such as {default: none, clicks: 30d}"
-        raise ValueError(msg) from error
+    age = duration(HOUR_MS)
+    return _by_topic(
+        value,
+        lambda given: Age(0 if given in (None, "none") else age(given)),
+        ", or default, to ages from 1h up, such as {default: none, clicks: 30d}",
+    )
 
 
 def options(value: object) -> dict[str, str]:
