@@ -13,11 +13,10 @@ from commitlake.config.keys import OPTIONS_KEY, masked
 from commitlake.config.secret_references import resolve
 from commitlake.config.values import EMBEDDED, Age, Dedup, TopicSchema
 from commitlake.errors import ConfigError
+from commitlake.protocol.durations import MARGIN_MS
 from commitlake.protocol.kafka_topics import MOST_OF_A_NAME, check_topic
 
 _COMMITTED = "read_committed"
-_DEDUP_MARGIN_MS = 600_000
-"""Names are held so much longer than their window (`protocol.names.MARGIN_MS`, whose numpy a producer may lack)."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,10 @@ class TopicsConfig:
 
     def __post_init__(self) -> None:
         for topic, each in self.dedup.items():
-            if 0 < (age := self.retention_of(topic)) < each.window_ms + _DEDUP_MARGIN_MS:
+            if 0 < (age := self.retention_of(topic)) < each.window_ms + MARGIN_MS:
                 msg = (
                     f"topics.retention: {age!r} for {topic} must be longer than the window of topics.dedup, {each}, by "
-                    f"{_DEDUP_MARGIN_MS // 60_000} minutes: else names would be forgotten; give such an age, or none"
+                    f"{MARGIN_MS // 60_000} minutes: else names would be forgotten; give such an age, or none"
                 )
                 raise ConfigError(msg)
 

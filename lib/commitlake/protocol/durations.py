@@ -11,6 +11,8 @@ from commitlake.errors import ConfigError
 HOUR_MS = 3_600_000
 _MOST_MS = 2**63 - 1
 DAY_MS = 24 * HOUR_MS
+MARGIN_MS = 600_000
+"""Names are held this much longer than their window: a batch's time is that of its start, and clocks get corrected."""
 
 Duration = str | float | timedelta
 """A text with a unit, a number of seconds, or a `timedelta`."""

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commitlake.protocol.durations import MARGIN_MS
+
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 
-MARGIN_MS = 600_000
-"""Names are kept this much longer than their window: a batch's time is that of its start, and clocks get corrected."""
 _RECENT = 250_000
 """Each round inserts its names among at most so many, in some 5 ms. Once there are more, they are merged with all
 others, in 0.5 s for 20 million."""

@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 
 from commitlake.config.values import Dedup
 from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.durations import MARGIN_MS
 from commitlake.protocol.encoding import Position
-from commitlake.protocol.names import MARGIN_MS, Claims, Names
+from commitlake.protocol.names import Claims, Names
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse, topic_table
