@@ -125,9 +125,7 @@ class Maintenance:
         if now >= self._next_delete and not report.kept:
             self._next_delete = now + self._config.maintenance.retention_ms / 1_000 * _DELETE_EVERY
             self._try(partial(self._delete_old_rows, report), "deleting old rows", report)
-        for topic, age_ms in self._limited():
-            if self._go_on():
-                self._try(partial(self._trim, report, topic, age_ms), f"deleting old rows of topics/{topic}", report)
+        self._try(partial(self._trim_topics, report), "deleting old rows of topics", report)
         for shown, name, keep_ms in self._tables():
             if self._go_on():
                 self._try(partial(self._tidy, report, shown, name, keep_ms), shown, report)
@@ -197,23 +195,25 @@ class Maintenance:
         row = {"ended_before": as_datetime(cut.stored_ms), "maintained_at": as_datetime(now_ms())}
         self._warehouse.add([row], "maintenance")
 
-    def _limited(self) -> Iterator[tuple[str, int]]:
-        """The topics whose rows go by age, with that age in ms."""
-        if any(self._config.topics.retention.values()):
-            ages = {topic: self._config.topics.retention_of(topic) for topic in sorted(self._warehouse.topics())}
-            yield from ((topic, age) for topic, age in ages.items() if age)
+    def _trim_topics(self, report: Report) -> None:
+        """Removes old files of the topics for which it is time."""
+        if not any(self._config.topics.retention.values()):
+            return
+        ages = {topic: self._config.topics.retention_of(topic) for topic in sorted(self._warehouse.topics())}
+        now = time.monotonic()
+        due = {topic: age for topic, age in ages.items() if age and now >= self._next_trim.get(topic, now)}
+        if not due or self._kept([*map(topic_table, due)]):  # one look for all, since it delays rounds
+            return
+        for topic, age_ms in due.items():
+            if self._go_on():
+                self._try(partial(self._trim, report, topic, age_ms), f"deleting old rows of topics/{topic}", report)
 
     def _trim(self, report: Report, topic: str, age_ms: int) -> None:
-        now = time.monotonic()
-        if now < self._next_trim.get(topic, now):
-            return
-        if report.kept or self._kept((topic_table(topic),)):
-            return
         count = topic_retention.delete_old_files(self._files, topic, self._now_ms() - age_ms, self._pause)
         if count:
             report.trimmed[topic] = count
         if count < topic_retention.MOST_FILES:
-            self._next_trim[topic] = now + max(_TRIM_EVERY_S, age_ms / 1_000 * _DELETE_EVERY)
+            self._next_trim[topic] = time.monotonic() + max(_TRIM_EVERY_S, age_ms / 1_000 * _DELETE_EVERY)
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:
         """Each table: its name in a report, its name, and the time for which its unused files are kept."""
