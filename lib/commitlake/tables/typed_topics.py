@@ -63,15 +63,10 @@ def with_value(layout: TableLayout, value: StructType | None) -> TableLayout:
     return replace(layout, schema=StructType([*layout.schema.fields, *more]))
 
 
-def parsed(rows: DataFrame, value: StructType) -> DataFrame:
-    """Rows with `value` and `value_error`, which says why a body has no value: `EMPTY`, `NO_OBJECT` or `UNFIT`."""
-    return _with_values(rows, {"": (F.lit(True), value)})
-
-
 def of_topics(rows: DataFrame, topics: Iterable[str], values: Mapping[str, StructType]) -> dict[str, DataFrame]:
-    """The rows of each topic that has a schema, parsed."""
+    """The rows of each topic that has a schema, with `value` and `value_error`, which says why a body has no value."""
     own = {topic: rows.where(F.col("topic") == topic) for topic in topics if topic in values}
-    return {topic: parsed(mine, values[topic]) for topic, mine in own.items()}
+    return {topic: _with_values(mine, {"": (F.lit(True), values[topic])}) for topic, mine in own.items()}
 
 
 def by_topic(rows: DataFrame, topics: Sequence[str], values: Mapping[str, StructType]) -> list[pa.Table]:
