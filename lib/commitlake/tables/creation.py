@@ -15,14 +15,14 @@ from pyspark.sql import SparkSession
 
 from commitlake.errors import WarehouseError
 from commitlake.spark.files import FileSystem
-from commitlake.tables.schemas import FILE_RETENTION, TableLayout
+from commitlake.tables.schemas import APPEND_ONLY, FILE_RETENTION, TableLayout
 
 log = logging.getLogger(__name__)
 
 _BEGUN = ("_staged_commits", "_commits", "_sidecars")
 """Directories that Delta makes in a log before its first commit; its older versions make the second one."""
 
-_FREE = ("delta.appendOnly", "delta.checkpointInterval", "delta.logRetentionDuration", FILE_RETENTION)
+_FREE = (APPEND_ONLY, "delta.checkpointInterval", "delta.logRetentionDuration", FILE_RETENTION)
 """Properties that do not change the files of an append."""
 
 

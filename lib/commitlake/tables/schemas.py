@@ -46,6 +46,8 @@ _TYPES: dict[str, DataType] = {
 }
 
 
+APPEND_ONLY = "delta.appendOnly"
+"""Whether Delta refuses deletes and updates."""
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
 """How long files stay that compaction replaced. VACUUM of Delta 4.3 obeys this property and not its argument. VACUUM of
 earlier versions keeps no file that the table has forgotten. So maintenance sets the property to its own retention."""
@@ -97,7 +99,7 @@ class TableLayout:
             "delta.columnMapping.mode": "none",  # whatever a session's default is: readers without Spark go by name
             "delta.checkpointInterval": str(self.checkpoint_interval),
             "delta.dataSkippingStatsColumns": ",".join(self.stats),
-            **({"delta.appendOnly": "true"} if self.append_only else {}),
+            **({APPEND_ONLY: "true"} if self.append_only else {}),
         }
 
 

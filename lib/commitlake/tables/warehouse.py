@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
-from commitlake.tables.schemas import TABLES, TableLayout
+from commitlake.tables.schemas import APPEND_ONLY, TABLES, TableLayout
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
 from commitlake.tables.table_reader import CATALOG, TOPIC_PROPERTY, TableReader
@@ -253,6 +254,18 @@ class Warehouse(TableReader):
             self.guard.check()
             direct.remove(files, begun)
         return len(files)
+
+    def allow_changes(self, topic: str, pause: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        """Lets rows of a topic's table be deleted and changed; the first time this is a commit of its own.
+
+        Args:
+            topic: The topic.
+            pause: A context in which nobody appends: an append beside that commit would fail.
+        """
+        name = TableName.of_topic(topic)
+        if self.property(name, APPEND_ONLY) == "true":
+            with pause():
+                self.set_property(name, APPEND_ONLY, "false")
 
     def set_property(self, name: str, key: str, value: str) -> None:
         """Sets a table property; the change is a commit of its own.

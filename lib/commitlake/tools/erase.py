@@ -22,6 +22,7 @@ from commitlake.protocol import headers
 from commitlake.protocol.clock import as_datetime
 from commitlake.protocol.durations import duration_text
 from commitlake.protocol.kafka_topics import CHECK, HALF, MESSAGES
+from commitlake.reading.questions.tables import escaped
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.typed_topics import ERROR, VALUE
 from commitlake.tools.audit import ledger
@@ -103,8 +104,8 @@ def erase(tables: Warehouse, receipts: str, wanted: ToErase, at_ms: int, remark:
         counts["receipts"] = _erase_receipts(tables, receipts, wanted)
         tables.table("rejected").update(wanted.rejected(), bare)
         for name in _tables(tables, wanted):
-            if name not in _TABLES and tables.property(name, "delta.appendOnly") == "true":
-                tables.set_property(name, "delta.appendOnly", "false")
+            if name not in _TABLES:
+                tables.allow_changes(wanted.topic)
             rows = tables.read(name)
             typed: dict[str, str | Column] = {each: F.lit(None) for each in (VALUE, ERROR) if each in rows.columns}
             tables.table(name).update(wanted.condition(rows), erased | typed)
@@ -163,23 +164,19 @@ def _erase_receipts(tables: Warehouse, place: str, wanted: ToErase) -> int:
         return 0
     table, count = DeltaTable(place, storage_options=storage_options(None)), 0
     for which in _receipts_of(tables, wanted):
-        found = f"topic = '{_quoted(wanted.topic)}' AND {which} AND (keys IS NOT NULL OR remark IS NOT NULL)"
+        found = f"topic = '{escaped(wanted.topic)}' AND {which} AND (keys IS NOT NULL OR remark IS NOT NULL)"
         count += int(table.update({"keys": "NULL", "remark": "NULL"}, predicate=found)["num_updated_rows"])
     return count
 
 
 def _receipts_of(tables: Warehouse, wanted: ToErase) -> Iterator[str]:
     if wanted.keys is not None:
-        key = _quoted(wanted.keys)
+        key = escaped(wanted.keys)
         yield f"(keys = '{key}' OR array_has(string_to_array(keys, ' '), '{key}'))"
     elif tables.holds(topic := topic_table(wanted.topic)):
-        ids = [f"'{_quoted(row[0])}'" for row in wanted.of(tables.read(topic)).select("message_id").collect()]
+        ids = [f"'{escaped(row[0])}'" for row in wanted.of(tables.read(topic)).select("message_id").collect()]
         for at in range(0, len(ids), _IDS):
             yield f"message_id IN ({', '.join(ids[at : at + _IDS])})"
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from commitlake.clients.consumer import tables
 from commitlake.clients.consumer.rows import Place, place_of
 from commitlake.config.object_store import storage_options
 from commitlake.protocol.clock import as_datetime, now_ms
+from commitlake.reading.questions.tables import escaped
 from commitlake.reading.table import Options, Snapshot
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
@@ -212,13 +213,13 @@ class Receipts:
         old = [row for row in self._newest() if row["at"] < as_datetime(before_ms)]
         if old:
             self.append(pa.Table.from_pylist([{**row, "at": as_datetime(now_ms())} for row in old], SCHEMA))
-        names = f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'"
+        names = f"consumer_group = '{escaped(self._group)}' AND topic = '{escaped(self._topic)}'"
         time = f"arrow_cast({before_ms * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
         self._delta().delete(f"{names} AND at < {time}")
 
     def delete_all(self) -> None:
         """Delete all receipts of the group for the topic."""
-        self._delta().delete(f"consumer_group = '{_quoted(self._group)}' AND topic = '{_quoted(self._topic)}'")
+        self._delta().delete(f"consumer_group = '{escaped(self._group)}' AND topic = '{escaped(self._topic)}'")
 
     def _delta(self) -> DeltaTable:
         return DeltaTable(self._place, storage_options=storage_options(self._options))
@@ -325,10 +326,6 @@ def _last_of_each(rows: pads.Scanner, *, and_done: bool) -> list[dict[str, Any]]
 
 def _rank(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["round"], row["attempt"], STATES.index(row["state"])
-
-
-def _quoted(text: str) -> str:
-    return text.replace("'", "''")
 
 
 def _us(ms: int | None) -> int | None:

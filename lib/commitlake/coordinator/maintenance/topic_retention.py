@@ -19,7 +19,6 @@ WINDOWS = 20
 """Files of a queue that compaction makes of a topic with a retention: so its rows stay a twentieth longer, or two."""
 MOST_FILES = 1_000
 """Files that one commit removes; the next run goes on."""
-_APPEND_ONLY = "delta.appendOnly"
 _OLD = (
     "CAST(get_json_object(stats, '$.maxValues.visible_at') AS TIMESTAMP) < timestamp_millis({}L) AND "
     "coalesce(CAST(get_json_object(stats, '$.maxValues.batch_id') AS BIGINT), -1) <= {}"
@@ -46,12 +45,10 @@ def delete_old_files(
         before_ms: ms since epoch, UTC.
         pause: a context in which no batch runs: a table's property changes, and an append beside that would fail.
     """
-    name = topic_table(topic)
-    if warehouse.property(name, _APPEND_ONLY) == "true":
-        with pause():
-            warehouse.set_property(name, _APPEND_ONLY, "false")
+    warehouse.allow_changes(topic, pause)
     condition = _OLD.format(before_ms, warehouse.newest_batch())
-    return warehouse.remove_files(name, condition, MOST_FILES, partial(_note, warehouse, topic, before_ms))
+    note = partial(_note, warehouse, topic, before_ms)
+    return warehouse.remove_files(topic_table(topic), condition, MOST_FILES, note)
 
 
 def _note(warehouse: Warehouse, topic: str, before_ms: int, files: list[str]) -> None:
