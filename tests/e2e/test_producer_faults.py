@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -137,12 +137,13 @@ def test_an_instance_whose_calls_hang_leaves_its_checks_to_another(
     go = threading.Event()
     hung, healthy = Listener(check=lambda _: go.wait(WAIT_S) and COMMIT), Listener()
     every = {f"m{at}" for at in range(40)}
-    with kafka.producer(hung, check_timeout=2_000, options=QUICK), kafka.producer(healthy, options=QUICK):
-        for partition in (0, 1):  # each of the two instances reads one
+    with kafka.producer(hung, check_timeout=2_000, options=QUICK):
+        for partition in (0, 1):
             kafka.ask(*(check(f"m{at}") for at in range(partition, 40, 2)), partition=partition)
-        wait_for(lambda: {op.transaction_id for op in kafka.answers()} == every, 60)
-        assert hung.checked
-        go.set()
+        wait_for(lambda: hung.checked)
+        with kafka.producer(healthy, options=QUICK):
+            wait_for(lambda: {op.transaction_id for op in kafka.answers()} == every, 60)
+            go.set()
         wait_for(lambda: "this instance leaves the group" in caplog.text)
     assert {message.msg_id for message in healthy.checked} == every
 
@@ -156,6 +157,32 @@ def test_one_call_that_hangs_holds_up_no_other(kafka: Namespace) -> None:
         time.sleep(2)
         kafka.ask(check("quick"))
         wait_for(lambda: [op.transaction_id for op in kafka.answers()] == ["quick"])
+        go.set()
+
+
+class BusyMachine(Executor):
+    """Its threads begin a call late."""
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future = Future[Any]()
+
+        def begin() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(call(*given, **named))
+
+        threading.Timer(2, begin).start()
+        return future
+
+
+def test_a_call_that_hangs_holds_up_no_other_where_threads_begin_late(kafka: Namespace) -> None:
+    go = threading.Event()
+    listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(WAIT_S) else ROLLBACK)
+    with kafka.producer(listener, check_timeout=500, executor=BusyMachine()):
+        kafka.ask(check("slow"))
+        wait_for(lambda: listener.checked)
+        time.sleep(2)
+        kafka.ask(check("quick"))
+        wait_for(lambda: [op.transaction_id for op in kafka.answers()] == ["quick"], 30)
         go.set()
 
 

@@ -39,6 +39,8 @@ POLL_RECORDS = 100
 RETRY_S = 1.0
 LEAVE_MS = 10_000
 """Limit of a commit, and of leaving the group: kafka-python retries a commit for ever, and `stop` would wait for it."""
+_BEGINS_S = 5.0
+"""A free thread begins a call within this time, also on a busy machine."""
 _GRACE_S = 2.0
 """How much longer than its time limit `stop` waits for a running turn."""
 REFUSED_S = 30.0
@@ -135,6 +137,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._until = 0.0
         self._consumer: KafkaConsumer | None = None
         self._rests_until, self._went = 0.0, Turned.WELL
+        self._full_since: float | None = None
         self._turn = threading.Lock()
         self._pid = os.getpid()
 
@@ -202,7 +205,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._stopping.wait(wait_ms / 1_000)
             else:
                 self._connect()
-        elif is_late and len(self._running) > len(self._calls):  # and further checks wait for a thread
+        elif self._is_full(is_late):
             self._step_aside()
         elif self._reads != self._topic_now():
             self._disconnect()
@@ -212,7 +215,16 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._try_again()
             self._went = self._commit()
 
+    def _is_full(self, is_late: bool) -> bool:
+        """Whether calls are late, and for some seconds further checks have waited for a thread: all of them hang."""
+        if not (is_late and len(self._running) > len(self._calls)):
+            self._full_since = None
+            return False
+        self._full_since = self._full_since or time.monotonic()
+        return time.monotonic() - self._full_since > _BEGINS_S
+
     def _connect(self) -> None:
+        self._full_since = None
         self._progress.clear()
         self._committed.clear()
         self._reads = self._topic_now()
