@@ -189,6 +189,7 @@ def _visible(committed: DataFrame) -> DataFrame:
             "source_queue": F.col("queue"),
             "source_offset": F.col("queue_offset"),
             "source_index": F.lit(0),
+            "due_at": F.lit(None),
             "visible_at": F.col("resolved_at"),
         }
     )

@@ -166,7 +166,7 @@ string    source
 int       source_queue
 bigint    source_offset
 int       source_index
-timestamp born_at stored_at visible_at
+timestamp born_at stored_at due_at visible_at
 bigint    batch_id
 """
 
@@ -284,6 +284,7 @@ TOPIC_COMMENTS = {
     "source": "half or messages; with the three columns after it, it identifies the message for ever",
     "born_at": "when the producer made it, by its own clock",
     "stored_at": "when Kafka appended it; the message may be shown long after",
+    "due_at": "when a message with a delay was due; null for others",
     "visible_at": "when the append of the row began, by Kafka's clock",
     "batch_id": "batch that shows it; null for normal messages and batches",
 }
@@ -294,6 +295,9 @@ TOPIC = TableLayout(
     append_only=True,
     comment="committed messages of a topic, a row each",
 )
+
+TOPIC_SINCE = ("due_at",)
+"""Columns that topic tables of an older version lack. Their owner may have added others, and put them in any order."""
 
 TABLES: dict[str, TableLayout] = {
     "half": TableLayout(

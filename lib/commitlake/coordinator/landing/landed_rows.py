@@ -54,7 +54,7 @@ def topic_rows(classified: DataFrame) -> DataFrame:
         ),
         *("properties", "key AS sharding_key", "member.body AS body", "'messages' AS source"),
         *("partition AS source_queue", "offset AS source_offset", "source_index", "born_at", "stored_at"),
-        "CAST(NULL AS BIGINT) AS batch_id",
+        *("CAST(NULL AS TIMESTAMP) AS due_at", "CAST(NULL AS BIGINT) AS batch_id"),
     )
 
 

@@ -59,7 +59,7 @@ def _complete_topics(
 ) -> None:
     shown = {
         Source.HALF: _shown(delivered, Source.HALF).union(
-            ended.where(batch_rows.SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
+            ended.where(batch_rows.SHOWN_AT_ONCE).select("queue", "half_offset", "topic", "deliver_at")
         ),
         Source.MESSAGES: _shown(delivered, Source.MESSAGES),
     }
@@ -67,7 +67,7 @@ def _complete_topics(
     if not topics:
         return
     frames = [
-        batch_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
+        batch_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id, "due_at")
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
     warehouse.add_topics(topics)  # a listed topic whose table is gone is reported below
@@ -83,16 +83,16 @@ def _complete_topics(
 
 
 def _shown(delivered: DataFrame, src: Source) -> DataFrame:
-    """Place and topic of the messages that these rows of `deliveries` made visible."""
+    """Place, topic and due time of the messages that these rows of `deliveries` made visible."""
     of_source = delivered.where((F.col("state") == "DELIVERED") & (F.col("source") == src.name.lower()))
-    return of_source.select("queue", "queue_offset", "topic")
+    return of_source.select("queue", "queue_offset", "topic", "deliver_at")
 
 
 def _at(messages: DataFrame, places: DataFrame) -> DataFrame:
-    """The messages at some places; bodies of others are not read."""
-    at = places.toDF("queue", "queue_offset", "topic").select("queue", "queue_offset")
+    """The messages at some places, with their due times; bodies of others are not read."""
+    at = places.toDF("queue", "queue_offset", "topic", "due_at").drop("topic")
     near = messages.where(within(spans_of(at, "queue", "queue_offset"), "queue", "queue_offset"))
-    return near.join(F.broadcast(at), ["queue", "queue_offset"], "left_semi")
+    return near.join(F.broadcast(at), ["queue", "queue_offset"])
 
 
 def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> None:
