@@ -275,6 +275,7 @@ def rows_of(spark: SparkSession, topics: list[str], each: int = 20) -> DataFrame
         *("NULL AS sharding_key", "unhex('00FF') AS body", "'half' AS source", "0 AS source_queue"),
         *("id AS source_offset", "0 AS source_index", "timestamp_millis(0) AS born_at", "NULL AS due_at"),
         *("timestamp_millis(1000 + id) AS stored_at", "timestamp_millis(2000 + id) AS visible_at", "7L AS batch_id"),
+        "NULL AS landing_id",
     )
 
 

@@ -101,6 +101,12 @@ def test_a_table_of_an_older_version_gets_the_columns_once_before_its_next_rows(
     assert Warehouse(spark, str(lake.warehouse)).read(ORDERS).columns == TOPIC.columns
     rows = by_id(lake)
     assert (rows["late1"]["due_at"], rows["t2"]["due_at"]) == (None, None)
+    assert {name for name, row in rows.items() if row["landing_id"] is not None} == {"normal2", "normal3"}
+    point = {"warehouse": lake.warehouse}, "orders"
+    first = min(row["batch_id"] for row in rows.values() if row["batch_id"] is not None)
+    shown = commitlake.read_topic(spark, *point, up_to=first).select("message_id").collect()
+    assert "normal1" in {row["message_id"] for row in shown}, "what a version before has landed is before each point"
+    assert "normal2" not in {row["message_id"] for row in shown}
     assert all(rows[name]["due_at"] is not None for name in ("late2", "delayed2", "late3", "delayed3"))
     assert newest_writer(lake) == "parquet-cpp-arrow", "the driver's own appends go on"
     assert audit(spark, str(lake.warehouse)).is_well

@@ -103,5 +103,5 @@ def topic_rows(messages: DataFrame, src: Source, batch_id: int, due: str = momen
         f"'{src.name.lower()}' AS source",
         *("queue AS source_queue", "queue_offset AS source_offset", "0 AS source_index", "born_at", "stored_at"),
         f"{due} AS due_at",
-        f"{batch_id}L AS batch_id",
+        *(f"{batch_id}L AS batch_id", "CAST(NULL AS BIGINT) AS landing_id"),
     )

@@ -24,8 +24,10 @@ _SHOWN = ["source", "source_queue", "source_offset"]
 _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
 
 
-def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
+def complete_last_batch(warehouse: Warehouse, clock: BrokerClock, landing_id: int) -> int:
     """Completes the newest batch; returns its batch_id, -1 when there was none yet.
+
+    The landing `landing_id` is the newest complete one.
 
     A batch is complete when it stands in `batches`. If it does not, its ledger rows are still final: missing rows of
     messages that became visible, or were discarded, are written now. Refusals and checks need no completion: an op or
@@ -40,7 +42,8 @@ def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
     _complete_topics(warehouse, clock, ended, delivered, last)
     shown_at = clock.onward_ms()
     _complete_discarded(warehouse, ended, last)
-    warehouse.add([{"batch_id": last, "completed_at": as_datetime(shown_at)}], "batches", {"batch_id": last})
+    row = {"batch_id": last, "completed_at": as_datetime(shown_at), "landing_id": landing_id}
+    warehouse.add([row], "batches", {"batch_id": last})
     return last
 
 
