@@ -192,3 +192,4 @@ def test_the_audit_tells_what_an_owner_deletes_of_transactions_and_a_later_group
     left = owned.visible()
     assert Counter(rest(owned.lake.warehouse, group="later")) == left
     assert left.keys().isdisjoint({"t1", "n1", "n2"})
+    assert {*Counter(name for name, _ in owned.consumed).values()} == {1}, "what was rewritten does not come again"
