@@ -10,6 +10,7 @@
 import os
 import tempfile
 
+import commitlake
 from commitlake.spark import session
 from commitlake.tables import Warehouse, topic_table
 
@@ -92,11 +93,11 @@ show(spark.table("committed").limit(20))
 # MAGIC %md
 # MAGIC ## Several topics at one point
 # MAGIC A batch appends to its topic tables one after the other. Up to the newest complete batch, read first, all of a
-# MAGIC transaction's messages are there or none.
+# MAGIC transaction's messages are there or none. A later read up to the same batch gives the same rows.
 
 # COMMAND ----------
 
 complete = warehouse.newest_batch()
 for name in sorted(warehouse.topics()):
-    at_one_point = warehouse.read(topic_table(name)).where(f"batch_id IS NULL OR batch_id <= {complete}")
+    at_one_point = commitlake.read_topic(spark, {"warehouse": warehouse.root}, name, up_to=complete)
     print(f"{name}: {at_one_point.count()} rows up to batch {complete}")

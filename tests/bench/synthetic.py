@@ -76,7 +76,8 @@ def fill(warehouse: Warehouse, decided: int, open_: int) -> int:
     warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
     warehouse.append(_visible(committed), topic_table(TOPIC))
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))
-    warehouse.append(numbers.withColumn("completed_at", _batch_time(begun)), "batches")
+    done_at = {"completed_at": _batch_time(begun), "landing_id": F.lit(1)}
+    warehouse.append(numbers.withColumns(done_at), "batches")
     epoch = warehouse.spark.sql("SELECT 1 AS epoch, 'bench' AS host, 1 AS pid, 'bench' AS version, NULL AS contract")
     warehouse.append(epoch.withColumn("started_at", F.timestamp_millis(begun)), "epochs")
     return every
@@ -189,7 +190,9 @@ def _visible(committed: DataFrame) -> DataFrame:
             "source_queue": F.col("queue"),
             "source_offset": F.col("queue_offset"),
             "source_index": F.lit(0),
+            "due_at": F.lit(None),
             "visible_at": F.col("resolved_at"),
+            "landing_id": F.lit(None),
         }
     )
 

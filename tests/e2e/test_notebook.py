@@ -141,6 +141,22 @@ def test_delta_commits_and_streams_are_local_transactions(alone: dict[str, str],
     ]
 
 
+@pytest.mark.long
+def test_bodies_of_a_typed_topic_are_columns_to_spark_and_duckdb(alone: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "notebooks" / "typed_topics.py"],
+        env={**alone, "TYPED_PLACE": str(tmp_path)}, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "Spark: o-1 ann 20.00, sent 2 times",
+        "Spark: o-2 bob 5.50, sent 1 times",
+        "DuckDB: o-1 ann 20.00",
+        "DuckDB: o-2 bob 5.50",
+        "o-3: NO_OBJECT, one espresso",
+    ]
+
+
 def test_a_session_that_is_there_needs_only_the_defaults(
     spark: SparkSession, alone: dict[str, str], tmp_path: Path
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_topic_table_that_is_gone_is_named_where_it_is_fenced(guarded: Warehou
 
 
 def batch(spark: SparkSession) -> DataFrame:
-    return spark.sql("SELECT 7 AS batch_id, current_timestamp() AS completed_at")
+    return spark.sql("SELECT 7 AS batch_id, current_timestamp() AS completed_at, 1 AS landing_id")
 
 
 def test_an_append_planned_before_a_newer_epoch_began_fails(spark: SparkSession, guarded: Warehouse) -> None:

@@ -273,8 +273,9 @@ def rows_of(spark: SparkSession, topics: list[str], each: int = 20) -> DataFrame
         "IF(id % 2 = 0, concat('t', id), NULL) AS transaction_id",
         *("'g' AS producer_group", "NULL AS tags", "'k' AS keys", "map('color', 'red') AS properties"),
         *("NULL AS sharding_key", "unhex('00FF') AS body", "'half' AS source", "0 AS source_queue"),
-        *("id AS source_offset", "0 AS source_index", "timestamp_millis(0) AS born_at"),
+        *("id AS source_offset", "0 AS source_index", "timestamp_millis(0) AS born_at", "NULL AS due_at"),
         *("timestamp_millis(1000 + id) AS stored_at", "timestamp_millis(2000 + id) AS visible_at", "7L AS batch_id"),
+        "NULL AS landing_id",
     )
 
 

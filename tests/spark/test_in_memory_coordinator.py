@@ -226,7 +226,7 @@ class Replay:
                 for (source, at), (state, _) in ledger.deliveries.items()
             },
             "rejected": {(each.source, *each.at): each.reason for each in self.memory.rejected},
-            "shown": sorted((message.topic, message.position) for message in shown),
+            "shown": sorted((message.topic, message.position, message.due_at or 0) for message in shown),
             "asked": {check.check_id for check in self.memory.checks},
         }
 
@@ -256,7 +256,10 @@ def in_tables(lake: Lake) -> dict[str, object]:
         },
         "rejected": {tuple(record): row["reason"] for record, row in lake.rejected().items()},
         "shown": sorted(
-            (topic, f"{row['source']}-{row['source_queue']}-{row['source_offset']}-{row['source_index']}")
+            (
+                *(topic, f"{row['source']}-{row['source_queue']}-{row['source_offset']}-{row['source_index']}"),
+                0 if row["due_at"] is None else round(row["due_at"].timestamp() * 1_000),
+            )
             for topic, row in shown
         ),
         "asked": {check.check_id for check in lake.checks()},

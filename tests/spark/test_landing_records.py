@@ -557,7 +557,7 @@ def test_delayed_rows_are_due_after_the_append_time_or_at_the_given_time(classif
 
 
 def test_topic_rows_are_one_a_message_and_one_a_batch_member(classified: DataFrame) -> None:
-    rows = rows_by_case(landed_rows.topic_rows(classified).where("topic = 'orders'"), "source_offset")
+    rows = rows_by_case(landed_rows.topic_rows(classified, 7).where("topic = 'orders'"), "source_offset")
     (plain,) = rows["a message"]
     assert (plain["queue_id"], plain["tags"], plain["keys"], plain["body"]) == (7, "t", "k", b"body")
     assert (plain["properties"], plain["source"], plain["source_index"]) == ({"color": "red"}, "messages", 0)
@@ -570,7 +570,7 @@ def test_topic_rows_are_one_a_message_and_one_a_batch_member(classified: DataFra
 
 def test_nobody_has_to_read_a_time_that_pandas_can_not_hold(classified: DataFrame) -> None:
     """Nor can Arrow's nanoseconds and `mapInPandas`: one such row would fail each reader of the topic."""
-    topic = landed_rows.topic_rows(classified).where("topic = 'orders'")
+    topic = landed_rows.topic_rows(classified, 7).where("topic = 'orders'")
     rows = rows_by_case(topic.selectExpr("*", "unix_millis(born_at) as born"), "source_offset")
     assert [row["born"] for row in rows["a message born when no reader can tell"]] == [None]
     assert [row["born"] for row in rows["a batch born when no reader can tell"]] == [None, None]
@@ -579,7 +579,7 @@ def test_nobody_has_to_read_a_time_that_pandas_can_not_hold(classified: DataFram
 
 
 def test_a_joined_batch_has_bodies_as_they_are_and_ids_by_index(classified: DataFrame) -> None:
-    rows = rows_by_case(landed_rows.topic_rows(classified).where("topic = 'orders'"), "source_offset")
+    rows = rows_by_case(landed_rows.topic_rows(classified, 7).where("topic = 'orders'"), "source_offset")
     first, second, third = sorted(rows["a joined batch"], key=lambda row: row["source_index"])
     assert [each["body"] for each in (first, second, third)] == [b"\xff\0", b"", b"b"]
     assert [each["message_id"] for each in (first, second, third)] == ["m1-0", "own", "m1-2"]
@@ -589,13 +589,15 @@ def test_a_joined_batch_has_bodies_as_they_are_and_ids_by_index(classified: Data
 
 def test_each_member_of_a_batch_counts_as_a_row(classified: DataFrame) -> None:
     counts = land._count(classified, {"orders"})
-    shown = landed_rows.topic_rows(classified).count()
+    shown = landed_rows.topic_rows(classified, 7).count()
     assert sum(row["rows"] for row in counts if row["target"] == classify.TOPIC) == shown
     assert sum(row["n"] for row in counts if row["target"] == classify.TOPIC) < shown
 
 
 def test_nothing_is_visible_before_it_was_stored(classified: DataFrame) -> None:
-    topic = landed_rows.topic_rows(classified).where("topic = 'orders'").selectExpr("*", visible_at_sql(STORED_MS - 5))
+    topic = (
+        landed_rows.topic_rows(classified, 7).where("topic = 'orders'").selectExpr("*", visible_at_sql(STORED_MS - 5))
+    )
     assert topic.selectExpr("visible_at >= stored_at as ok").distinct().collect() == [Row(ok=True)]
 
 

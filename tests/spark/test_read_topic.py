@@ -14,12 +14,14 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 from tests.support.killing import ROOT
 from tests.support.lake import Lake
+from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
 
 import commitlake
 from commitlake import config
 from commitlake.clients.consumer import unfinished
 from commitlake.clients.consumer.spark import LAST_COMPLETE
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import ConsumerError, NoTableError, WarehouseError
 from commitlake.reading.questions.tables import opened
 from commitlake.tables import Warehouse
@@ -77,7 +79,9 @@ def test_a_topic_is_read_as_a_batch_up_to_a_point_by_tags_and_from_a_time(
     assert_df_equality(whole.drop("properties"), plain.drop("properties"), ignore_row_order=True)
     first = plain.where("message_id = 't0'").first()
     assert first is not None
-    assert ids(commitlake.read_topic(spark, conf, "orders", up_to=first["batch_id"])) == ["b1", "b2", "normal", "t0"]
+    last = Warehouse(spark, str(conf["warehouse"])).newest_batch()
+    assert ids(commitlake.read_topic(spark, conf, "orders", up_to=first["batch_id"])) == ["t0"]
+    assert ids(commitlake.read_topic(spark, conf, "orders", up_to=str(last))) == ALL
     assert ids(commitlake.read_topic(spark, conf, "orders", up_to=LAST_COMPLETE)) == ALL
     assert ids(commitlake.read_topic(spark, conf, "orders", tags="tag1 || other")) == ["normal", "t1"]
     assert ids(commitlake.read_topic(spark, conf, "orders", from_time=datetime(2100, 1, 1, tzinfo=UTC))) == []
@@ -85,6 +89,80 @@ def test_a_topic_is_read_as_a_batch_up_to_a_point_by_tags_and_from_a_time(
         commitlake.read_topic(spark, conf, "orders", up_to=LAST_COMPLETE, stream=True)
     with pytest.raises(ConsumerError, match="'last' is not allowed; give a batch_id, or 'last complete batch'"):
         commitlake.read_topic(spark, conf, "orders", up_to="last")
+
+
+def at(spark: SparkSession, lake: Lake, point: int | str) -> tuple[list[str], list[str]]:
+    """What two topics have up to a point."""
+    orders, clicks = (commitlake.read_topic(spark, {"warehouse": lake.warehouse}, topic, up_to=point) for topic in BOTH)
+    return ids(orders), ids(clicks)
+
+
+BOTH = ("orders", "clicks")
+
+
+def send_both(lake: Lake, number: int) -> None:
+    """A transaction over two topics, and a normal message to each of them."""
+    first = lake.half(f"t{number}", msg_id=f"t{number}")
+    part = lake.half(f"t{number}", 1, first=first, topic="clicks", msg_id=f"t{number}")
+    lake.op("COMMIT", f"t{number}", first, part)
+    for topic in BOTH:
+        lake.message(f"n{number}", topic=topic)
+
+
+def test_a_point_of_two_topics_stays_as_it_is_while_normal_messages_land(spark: SparkSession, lake: Lake) -> None:
+    send_both(lake, 1)
+    point = lake.run(spark)
+    assert at(spark, lake, point) == (["n1", "t1"], ["n1", "t1"])
+    for topic in BOTH:
+        lake.message("n2", topic=topic)
+    assert lake.run(spark) == point, "normal messages make no batch"
+    assert at(spark, lake, point) == (["n1", "t1"], ["n1", "t1"])
+    assert at(spark, lake, LAST_COMPLETE) == (["n1", "n2", "t1"], ["n1", "n2", "t1"])
+    send_both(lake, 3)
+    assert lake.run(spark) > point
+    assert at(spark, lake, point) == (["n1", "t1"], ["n1", "t1"])
+    assert at(spark, lake, LAST_COMPLETE)[1] == ["n1", "n2", "n3", "t1", "t3"]
+    sql = re.findall(
+        r"SELECT \* FROM orders WHERE (.*?)```", (ROOT / "docs/reference/tables.md").read_text(), re.DOTALL
+    )[0]
+    for name in (*BOTH, "batches"):
+        place = lake.warehouse / ("batches" if name == "batches" else f"topics/{name}")
+        spark.read.format("delta").load(str(place)).createOrReplaceTempView(name)
+    condition = re.sub(r"\bN\b", str(point), sql)
+    for topic in BOTH:
+        assert ids(spark.sql(f"SELECT * FROM {topic} WHERE {condition}")) == ["n1", "t1"]
+
+
+@pytest.mark.parametrize("is_live", [True, False], ids=["it decides before it lands", "it lands and decides together"])
+def test_a_landing_that_was_cut_short_changes_no_point_when_a_start_completes_it(
+    spark: SparkSession, lake: Lake, is_live: bool
+) -> None:
+    send_both(lake, 1)
+    first = lake.run(spark)
+    send_both(lake, 2)
+    second, tables = lake.run(spark), Warehouse(spark, str(lake.warehouse))
+    (cut,) = (row["landing_id"] for row in lake.topic("orders") if row["message_id"] == "n2")
+    for topic in BOTH:
+        tables.set_property(f"topics/{topic}", "delta.appendOnly", "false")
+    gone = {name: f"batch_id = {second}" for name in ("batches", "transactions", "topics/orders", "topics/clicks")}
+    for name, condition in {**gone, "positions": f"landing_id >= {cut}"}.items():
+        tables.table(name).delete(condition)
+    tables.table("topics/clicks").delete("message_id = 'n2'")
+    before = at(spark, lake, first)
+    assert before == (["n1", "t1"], ["n1", "t1"])
+    if is_live:
+        with Coordinator(spark, lake.configured()).start():
+            wait_for(lambda: len(lake.topic("clicks")) == len(lake.topic("orders")) == 4)
+            wait_for(lambda: max(row["batch_id"] for row in lake.rows("batches")) == second)
+    else:
+        lake.run(spark)
+    assert at(spark, lake, first) == before
+    found = {row["batch_id"]: row["landing_id"] for row in lake.rows("batches")}
+    landed = {row["landing_id"] for topic in BOTH for row in lake.topic(topic) if row["message_id"] == "n2"}
+    assert landed == {cut}, "it went on under its number"
+    assert found == {first: cut - 1, second: cut - 1 if is_live else cut}
+    shown = ["n1", *([] if is_live else ["n2"]), "t1", "t2"]
+    assert at(spark, lake, second) == (shown, shown)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -56,13 +56,13 @@ def test_a_topic_with_a_percent_sign_has_a_path_that_any_reader_can_open(warehou
 
 @pytest.mark.short
 def test_an_append_puts_columns_in_order_and_remembers_its_marker(spark: SparkSession, warehouse: Warehouse) -> None:
-    rows = spark.sql("select timestamp'2026-01-01' as completed_at, 7 as batch_id, 'more' as other")
+    rows = spark.sql("select 5L as landing_id, timestamp'2026-01-01' as completed_at, 7 as batch_id, 'more' as other")
     before = warehouse.version("batches")
     warehouse.append(rows, "batches", {"batch_id": 7})
     warehouse.append(rows, "batches")
     assert_df_equality(
         warehouse.read("batches", before + 1),
-        spark.sql("select 7L as batch_id, timestamp'2026-01-01' as completed_at"),
+        spark.sql("select 7L as batch_id, timestamp'2026-01-01' as completed_at, 5L as landing_id"),
         ignore_nullable=True,
     )
     assert warehouse.markers("batches") == [{"batch_id": 7}]
@@ -98,7 +98,7 @@ def test_a_table_that_is_gone_is_made_anew_only_where_an_older_version_lacked_it
 
 def test_a_table_whose_log_lacks_a_file_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """Delta says `DELTA_VERSIONS_NOT_CONTIGUOUS`, and not of which table."""
-    rows = spark.sql("select 7 as batch_id, current_timestamp() as completed_at")
+    rows = spark.sql("select 7 as batch_id, current_timestamp() as completed_at, 1 as landing_id")
     Warehouse(spark, str(tmp_path)).create()
     for _ in range(3):
         Warehouse(spark, str(tmp_path)).append(rows, "batches")
@@ -165,7 +165,9 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
         topics.admit(spark.sql(sent.format("('ORDERS', 1), ('New', 3), ('new', 2), ('other', 4)")))
         assert topics.names == {"orders", "TopicTest", "new", "other"}, "case does not count there"
         assert Warehouse(spark, warehouse.root).topics() == topics.names
-        warehouse.append(spark.sql("select 1 as batch_id, current_timestamp() as completed_at"), "batches", {"n": 1})
+        warehouse.append(
+            spark.sql("select 1 as batch_id, current_timestamp() as completed_at, 1 as landing_id"), "batches", {"n": 1}
+        )
         assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
         assert warehouse.read(topic_table("orders")).columns == TOPIC.columns
     finally:
@@ -240,7 +242,9 @@ def test_rows_of_a_table_that_never_got_any_need_no_scan(spark: SparkSession, tm
     plan = tables.rows("batches")._jdf.queryExecution().optimizedPlan().toString()
     assert plan.startswith("LocalRelation <empty>")
     for number in range(3):
-        tables.append(spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at"), "batches")
+        tables.append(
+            spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at, 1 as landing_id"), "batches"
+        )
     assert tables.rows("batches").count() == 3
     deltalake.DeltaTable(tables.locate("batches")).create_checkpoint()
     (tmp_path / "batches" / "_delta_log" / "00000000000000000000.json").unlink()
@@ -263,7 +267,10 @@ def test_an_append_outside_utc_rebuilds_no_state_of_its_table(spark: SparkSessio
         tables = Warehouse(spark, str(tmp_path))
         tables.create()
         for number in range(3):
-            tables.append(spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at"), "batches")
+            tables.append(
+                spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at, 1 as landing_id"),
+                "batches",
+            )
         log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, tables.locate("batches"))
         assert log.unsafeVolatileSnapshot().version() == 3
         assert not log.unsafeVolatileSnapshot().stateReconstructionTriggered()

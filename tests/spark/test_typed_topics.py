@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+import yaml
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.support.killing import ROOT
 from tests.support.lake import Lake
 
 import commitlake
@@ -104,6 +107,29 @@ def test_readers_without_spark_find_the_columns(spark: SparkSession, lake: Lake)
     assert values["bad"] == (None, "UNFIT")
     assert values["good"][0] is not None
     assert values["good"][0]["who"] == {"name": "ann", "tags": ["a", "b"]}
+
+
+def test_the_page_shows_what_it_says(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each snippet of docs/how-to/type-a-topic.md, as it stands."""
+    page = (ROOT / "docs" / "how-to" / "type-a-topic.md").read_text()
+    given, (python,), sql = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("yaml", "python", "sql"))
+    lake.settings["topics.schemas"] = yaml.safe_load(given[0])["topics"]["schemas"]
+    order = {"customer": "ann", "amount": "12.50", "at": "2026-11-29T05:00:00Z", "lines": [{"item": "tea", "count": 2}]}
+    bodies(lake, good=json.dumps(order).encode(), bad=b"tea")
+    lake.run(spark)
+    monkeypatch.chdir(lake.root)
+    exec(python, {})
+    printed = capsys.readouterr().out
+    assert sorted(printed.splitlines()[:2]) == ["NO_OBJECT", "ann"]
+    assert re.search(r"ann .* 12\.50", printed)
+    files = DeltaTable(f"{lake.warehouse}/topics/orders").file_uris()
+    with duckdb.connect() as db:
+        db.read_parquet(files, union_by_name=True).create_view("orders")
+        spark.read.format("delta").load(f"{lake.warehouse}/topics/orders").createOrReplaceTempView("orders")
+        found = [({*db.sql(each).fetchall()}, {tuple(row) for row in spark.sql(each).collect()}) for each in sql]
+    assert found == [({("ann", Decimal("12.50")), (None, None)},) * 2, ({("NO_OBJECT", 1)},) * 2]
 
 
 def test_a_topic_without_a_schema_has_no_more_columns(spark: SparkSession, lake: Lake) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -206,6 +207,7 @@ def test_a_topic_without_a_row_ends_a_batch_job_with_an_error_that_names_the_oth
     )
     assert str(caught.value) == told
     assert caught.value.__suppress_context__, "one line, and no traceback of deltalake"
+    assert len(traceback.extract_tb(caught.tb)) <= 3, "nor of what is below the consumer"
 
 
 def test_a_topic_without_a_row_is_told_to_a_batch_job_and_holds_up_no_other(

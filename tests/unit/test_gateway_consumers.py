@@ -23,7 +23,7 @@ from tests.support.gateway_in_memory import (
     run,
 )
 from tests.support.polling import awaited
-from tests.support.topic_table import message, write
+from tests.support.topic_table import AT, message, write
 
 from commitlake.clients.consumer import group_member, receipts
 from commitlake.clients.gateway import consumers, deliveries, reader, receiving, service
@@ -64,6 +64,20 @@ def test_a_message_comes_with_all_that_it_has(tmp_path: Path) -> None:
     assert own.body_digest.checksum == "902BA3CDA1883801594B6E1B452790CC53948FDA"
     assert own.invisible_duration.seconds == 60
     assert own.store_timestamp.ToMilliseconds() == 1_767_225_600_007
+
+
+@pytest.mark.parametrize(("batch", "kind"), [(None, d.DELAY), (1, d.TRANSACTION)])
+def test_a_message_with_a_delay_comes_as_one_and_says_when_it_was_due(
+    tmp_path: Path, batch: int | None, kind: int
+) -> None:
+    write(tmp_path / "w", "orders", [message(7, batch=batch, sharding_key=b"k", due_at=AT + 5_000)])
+
+    async def work() -> Any:
+        async with calls(tmp_path / "w") as client:
+            return await client.answers()
+
+    own = run(work())[1].message.system_properties
+    assert (own.message_type, own.delivery_timestamp.ToMilliseconds()) == (kind, AT // 1_000 + 5)
 
 
 @awaited

@@ -279,6 +279,9 @@ def test_delays_recalls_and_batches(lake: InMemoryCoordinator, producer: InMemor
     producer.recall(str(recalled.recall_handle))
     lake.advance("1m")
     assert [m.body for m in lake.messages("orders")][3:] == [b"half"]
+    assert [None if m.due_at is None else m.due_at - m.stored_at for m in lake.messages("orders")] == [
+        *(None, None, 60_000, 90_000),
+    ]
     assert lake.rejected == []
 
 

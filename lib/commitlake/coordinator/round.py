@@ -124,7 +124,8 @@ class Round:
                 self.visible.set()
                 batch.write_rest()  # step 6
                 self._position_written.result()
-                batch.complete()  # step 7
+                # Not `_landing_id`: at a start that landing may go on, and later rows would be at this batch's point.
+                batch.complete(self._landing.position.landing_id)  # step 7
                 count(self._context.counters, batch.events)
                 batch.send_checks()  # step 8
             batch.requeue(self._watermark)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from commitlake.errors import WarehouseError
 from commitlake.spark.files import FileSystem
 from commitlake.tables.schemas import APPEND_ONLY, FILE_RETENTION, TableLayout
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _BEGUN = ("_staged_commits", "_commits", "_sidecars")
 """Directories that Delta makes in a log before its first commit; its older versions make the second one."""
@@ -26,29 +29,29 @@ _FREE = (APPEND_ONLY, "delta.checkpointInterval", "delta.logRetentionDuration", 
 """Properties that do not change the files of an append."""
 
 
-def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> None:
-    """Creates a table at a path, unless it is there."""
+def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> DeltaTable:
+    """Creates a table at a path, unless it is there; returns it as it is there."""
     builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema).comment(table.comment)
     if table.partition_by:
         builder = builder.partitionedBy(*table.partition_by)
     for key, value in table.properties().items():
         builder = builder.property(key, value)
-    _create(spark, builder.execute, lambda error: path if error.getCondition() == "DELTA_TABLE_NOT_FOUND" else None)
+    return _create(
+        spark, builder.execute, lambda error: path if error.getCondition() == "DELTA_TABLE_NOT_FOUND" else None
+    )
 
 
-def _create(
-    spark: SparkSession, create: Callable[[], object], cut_short: Callable[[AnalysisException], str | None]
-) -> None:
+def _create(spark: SparkSession, create: Callable[[], _T], cut_short: Callable[[AnalysisException], str | None]) -> _T:
     """Creates a table; retries once if `cut_short` finds in the error the place of a creation that was cut short."""
     try:
-        create()
+        return create()
     except AnalysisException as error:
         place = cut_short(error)
         if place is None:
             raise
         log.warning("the creation of the table at %s was cut short, and is done again", place)
         _clear_log(FileSystem(spark, f"{place}/_delta_log"))
-        create()
+        return create()
 
 
 def _clear_log(begun: FileSystem) -> None:
@@ -62,8 +65,11 @@ def _clear_log(begun: FileSystem) -> None:
     begun.delete_alone("")
 
 
-def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> None:
-    """Creates a table by its quoted catalog name, unless it is there; in SQL, as Delta's builder takes no catalog."""
+def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: Mapping[str, str]) -> DeltaTable:
+    """Creates a table by its quoted catalog name, unless it is there; in SQL, as Delta's builder takes no catalog.
+
+    Returns it as it is there.
+    """
     fields = ", ".join(
         f"`{field.name}` {field.dataType.simpleString()} COMMENT {_text(field.metadata.get('comment', ''))}"
         for field in table.schema
@@ -80,6 +86,7 @@ def create_in_catalog(spark: SparkSession, name: str, table: TableLayout, more: 
         return None if place is None or DeltaTable.isDeltaTable(spark, place) else place  # a whole table is another's
 
     _create(spark, partial(spark.sql, create), cut_short)
+    return DeltaTable.forName(spark, name)
 
 
 def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], table: TableLayout) -> None:
@@ -98,6 +105,21 @@ def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], ta
             "start the newer version that has written it, or set `warehouse` to a place of its own"
         )
         raise WarehouseError(message)
+
+
+def lacking(found: StructType, table: TableLayout, since: Collection[str]) -> list[str]:
+    """Those of the columns `since` that a topic's table lacks, as SQL adds them.
+
+    Raises:
+        WarehouseError: the table's owner has given it a column of that name and another type.
+    """
+    there = {field.name.lower(): field.dataType for field in found}
+    for name in since:
+        own, wanted = there.get(name), table.schema[name].dataType
+        if own is not None and own != wanted:
+            msg = f"the column {name} is {own.simpleString()}, and {wanted.simpleString()} in a topic; rename yours"
+            raise WarehouseError(msg)
+    return _added_since([name for name in table.columns if name in there or name not in since], table)
 
 
 def _added_since(found: list[str], table: TableLayout) -> list[str]:

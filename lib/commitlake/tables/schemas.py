@@ -166,8 +166,8 @@ string    source
 int       source_queue
 bigint    source_offset
 int       source_index
-timestamp born_at stored_at visible_at
-bigint    batch_id
+timestamp born_at stored_at due_at visible_at
+bigint    batch_id landing_id
 """
 
 TRANSACTIONS = """
@@ -210,6 +210,7 @@ bigint    batch_id
 BATCHES = """
 bigint    batch_id
 timestamp completed_at
+bigint    landing_id
 """
 
 EPOCHS = """
@@ -284,8 +285,10 @@ TOPIC_COMMENTS = {
     "source": "half or messages; with the three columns after it, it identifies the message for ever",
     "born_at": "when the producer made it, by its own clock",
     "stored_at": "when Kafka appended it; the message may be shown long after",
+    "due_at": "when a message with a delay was due; null for others",
     "visible_at": "when the append of the row began, by Kafka's clock",
     "batch_id": "batch that shows it; null for normal messages and batches",
+    "landing_id": "landing that wrote a normal message or a batch; null for others",
 }
 TOPIC = TableLayout(
     _commented(columns(TOPIC_COLUMNS), TOPIC_COMMENTS),
@@ -294,6 +297,9 @@ TOPIC = TableLayout(
     append_only=True,
     comment="committed messages of a topic, a row each",
 )
+
+TOPIC_SINCE = ("due_at", "landing_id")
+"""Columns that topic tables of an older version lack. Their owner may have added others, and put them in any order."""
 
 TABLES: dict[str, TableLayout] = {
     "half": TableLayout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -28,13 +30,15 @@ from commitlake.spark.parallel import run_all
 from commitlake.tables import direct_append, together, typed_topics
 from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
-from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog
+from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, lacking
 from commitlake.tables.direct_append import DirectAppend
 from commitlake.tables.names import TableName
-from commitlake.tables.schemas import APPEND_ONLY, TABLES, TableLayout
+from commitlake.tables.schemas import APPEND_ONLY, TABLES, TOPIC, TOPIC_SINCE, TableLayout
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
 from commitlake.tables.table_reader import CATALOG, TOPIC_PROPERTY, TableReader
+
+log = logging.getLogger(__name__)
 
 Marker = Mapping[str, Any]
 Now = Callable[[], int] | None
@@ -108,11 +112,17 @@ class Warehouse(TableReader):
         return not has_twin and (not is_narrow or re.fullmatch(r"[A-Za-z0-9_]+", topic) is not None)
 
     def ensure_topic(self, topic: str) -> None:
-        """Creates the topic's table when it is missing; cheap when it is known."""
+        """Creates the topic's table, or columns that one of an older version lacks; cheap when it is known."""
         with self._lock:
             if topic not in self._known_topics:
-                self._create(TableName.of_topic(topic))
+                name = TableName.of_topic(topic)
+                explain_failure(self.locate(name), partial(self._ensure, name))
                 self._known_topics.add(topic)
+
+    def _ensure(self, name: TableName) -> None:
+        if missing := lacking(self._create(name).toDF().schema, TOPIC, TOPIC_SINCE):
+            log.warning("the table %s is of an older version: adding the columns %s", name, ", ".join(missing))
+            self.add_columns(name, missing)
 
     def append(self, df: DataFrame | pa.Table, name: str, marker: Marker | None = None, *, few: bool = False) -> None:
         """Appends rows in one commit; the table of a topic must exist (`ensure_topic`).
@@ -280,16 +290,14 @@ class Warehouse(TableReader):
         """Adds columns, each as in SQL; a column of a struct by its path."""
         self.spark.sql(f"ALTER TABLE {self._in_sql(name)} ADD COLUMNS ({', '.join(columns)})")
 
-    def _create(self, name: TableName) -> None:
+    def _create(self, name: TableName) -> DeltaTable:
         if self._in_catalog:
             more = {} if name.topic is None else {TOPIC_PROPERTY: name.topic}
-            create = partial(create_in_catalog, self.spark, self.locate(name), self._layout(name), more)
-        else:
-            create = partial(create_at_path, self.spark, self.locate(name), self._layout(name))
-        explain_failure(self.locate(name), create)
+            return create_in_catalog(self.spark, self.locate(name), self._layout(name), more)
+        return create_at_path(self.spark, self.locate(name), self._layout(name))
 
     def _create_fixed(self, name: TableName, is_there: bool) -> None:
         if is_there:
             add_missing_columns(self.spark, self._in_sql(name), self.read(name).columns, TABLES[name])
         else:
-            self._create(name)
+            explain_failure(self.locate(name), partial(self._create, name))

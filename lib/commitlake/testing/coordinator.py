@@ -30,6 +30,8 @@ from commitlake.testing.records import Check, LandedMessage, LandedOp
 from commitlake.testing.shown import Shown, VisibleMessage, place
 
 _NOWHERE = {"kafka.bootstrap_servers": "in-memory:9092", "warehouse": "/in-memory"}
+_ToShow = tuple[Source, Position, int | None]
+"""A message's source and position, and when it was due: ms since epoch, UTC, None without a delay."""
 
 
 @dataclass(frozen=True)
@@ -244,12 +246,13 @@ class InMemoryCoordinator:
         messages, ops = self._land()
         self._segments.batch(self.now, self.now, messages, ops)
         ledger = self._segments.ledger
-        decided, due = [], []
+        decided: list[_ToShow] = []
+        due: list[_ToShow] = []
         for kind, key, *content in ledger.written:
             if kind == "ended" and content[0].state == State.COMMITTED and content[0].deliver_at < 0:
-                decided.append((Source.HALF, key))
+                decided.append((Source.HALF, key, None))
             elif kind == "delivery" and content[0][0] == Delivery.DELIVERED:
-                due.append((Source[key[0].upper()], key[1]))
+                due.append((Source[key[0].upper()], key[1], content[0][1]))
             elif kind == "refused":
                 source = ADMIN if key[2] else OP
                 self._rejected.append(Rejected(source, Position(*key[:2]), content[0].name, ""))
@@ -259,10 +262,10 @@ class InMemoryCoordinator:
             self._question(check)
         self._asked = len(ledger.checks)
 
-    def _show(self, messages: list[tuple[Source, Position]]) -> None:
-        for source, at in sorted(messages, key=lambda each: place(*each)):
+    def _show(self, messages: list[_ToShow]) -> None:
+        for source, at, due in sorted(messages, key=lambda each: place(*each[:2])):
             record, stored = self._contents[source.name.lower(), at]
-            self._shown.show(record, source, at, stored, self.now)
+            self._shown.show(record, source, at, stored, self.now, due)
 
     def _land(self) -> tuple[list[LandedMessage], list[LandedOp]]:
         with self._lock:

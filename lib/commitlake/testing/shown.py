@@ -35,6 +35,7 @@ class VisibleMessage:
         sharding_key: key of the Kafka record.
         position: `<source>-<queue>-<offset>-<index>`, which identifies it for ever.
         stored_at: when Kafka stored it.
+        due_at: when it was due, of one with a delay, else None.
         visible_at: when it became visible.
     """
 
@@ -50,6 +51,7 @@ class VisibleMessage:
     sharding_key: bytes | None
     position: str
     stored_at: int
+    due_at: int | None
     visible_at: int
 
 
@@ -71,12 +73,14 @@ class Shown:
         """The messages of a topic, in the order in which they became visible."""
         return list(self._topics.get(topic, ()))
 
-    def show(self, record: wire.MessageRecord, source: Source, at: Position, stored: int, now: int) -> str | None:
+    def show(
+        self, record: wire.MessageRecord, source: Source, at: Position, stored: int, now: int, due: int | None = None
+    ) -> str | None:
         """Show a message, or all members of a batch; none of them if another message holds one of their names.
 
         Times are ms since epoch, UTC. Returns the position of the record that holds the name; None: it was shown.
         """
-        messages = _messages(record, source, at, stored, max(now, stored))
+        messages = _messages(record, source, at, stored, max(now, stored), due)
         holder = self._claim(messages, place(source, at), now)
         if holder is None:
             self._topics.setdefault(record.topic, []).extend(messages)
@@ -98,7 +102,7 @@ class Shown:
 
 
 def _messages(
-    record: wire.MessageRecord, source: Source, at: Position, stored: int, visible: int
+    record: wire.MessageRecord, source: Source, at: Position, stored: int, visible: int, due: int | None
 ) -> list[VisibleMessage]:
     members = [Member(record.body, _own(record))]
     if record.batch is not None:
@@ -117,6 +121,7 @@ def _messages(
             sharding_key=record.sharding_key,
             position=f"{source.name.lower()}-{at}-{index}",
             stored_at=stored,
+            due_at=due,
             visible_at=visible,
         )
         for index, member in enumerate(members)

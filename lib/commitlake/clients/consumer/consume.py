@@ -19,7 +19,7 @@ from commitlake.clients.consumer.message import FORKED, MessageBatch, ReceivedMe
 from commitlake.clients.consumer.runner import PAUSES, Handler, Runner, awaiting, traced
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
 from commitlake.config import object_store
-from commitlake.errors import ConsumerError
+from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.durations import Duration
 from commitlake.reading.forks import refuse_fork
 from commitlake.reading.table import Options, location
@@ -183,10 +183,12 @@ class Consumer:
                 self._messages = None
                 self._end()
                 raise
-            except BaseException:  # a message that was read may be lost to the caller, so hand over no more
+            except BaseException as error:  # a message that was read may be lost to the caller, so hand over no more
                 self.told.set()
                 self._messages = None
                 self._end_quietly()
+                if isinstance(error, NoTableError):  # a frequent one, right after the topic's first message was sent
+                    raise error.with_traceback(None) from None  # its text says it all, and five frames hide that
                 raise
 
     def _check_open(self) -> None:

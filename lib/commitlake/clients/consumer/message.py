@@ -70,7 +70,7 @@ class Outcomes:
 
 
 class _Column(Generic[T]):
-    """A value of the message's row."""
+    """A value of the message's row; None where the table is of an older version, which had no such column."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -109,6 +109,7 @@ class ReceivedMessage:
     source_index = _Column[int]()
     born_at = _Column["datetime | None"]()
     stored_at = _Column[datetime]()
+    due_at = _Column["datetime | None"]()
     visible_at = _Column[datetime]()
     batch_id = _Column["int | None"]()
 

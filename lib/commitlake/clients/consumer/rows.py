@@ -41,11 +41,11 @@ class Rows:
         self.bytes_a_row = self.table.nbytes // max(1, self.table.num_rows)
 
     def value(self, column: str, row: int) -> Any:
-        """The value of a column in a row."""
+        """The value of a column in a row; None if the table has no such column."""
         values = self._columns.get(column)
-        if values is None:
+        if values is None and column in self.table.column_names:
             values = self._columns[column] = self.table[column]
-        return values[row].as_py()
+        return None if values is None else values[row].as_py()
 
 
 class Chosen(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake import config as configuration
@@ -18,6 +18,7 @@ from commitlake.reading.table import Options
 from commitlake.tables import Warehouse, topic_table
 
 LAST_COMPLETE = "last complete batch"
+_LANDING = "landing_id"
 Conf = configuration.Conf
 
 
@@ -37,8 +38,8 @@ def read_topic(
         spark: a session with Delta, also one of Spark Connect.
         conf: the coordinator's configuration, its path, or its keys and values; `warehouse` counts.
         topic: the topic.
-        up_to: the last batch_id to read, or `last complete batch`, at which several topics are at one point. Normal
-            messages belong to no batch, and are all read.
+        up_to: the last batch_id to read, at which several topics are at one point and stay there; it has the normal
+            messages of landings that were complete by then. Or `last complete batch`, with all normal messages.
         tags: a tag, tags joined by `||`, or a list of tags; None or `*` for all.
         from_time: only rows that became visible at this time or later.
         stream: return a stream, in which each row comes once.
@@ -51,16 +52,34 @@ def read_topic(
     warehouse = Warehouse(spark, configuration.of(conf).warehouse)
     name = topic_table(topic)
     try:
-        last = warehouse.newest_batch() if up_to == LAST_COMPLETE else up_to  # first, so that the rows are not older
+        point = None if up_to is None else _point(warehouse, up_to)  # first, so that the rows are not older
         rows = warehouse.stream(name) if stream else warehouse.read(name)
     except NoTableError:
         raise NoTableError(missing.told(f"{warehouse.root}/{name.path}")) from None
-    if last is not None:
-        rows = rows.where(F.col("batch_id").isNull() | (F.col("batch_id") <= int(last)))
+    if point is not None:
+        rows = rows.where(_until(rows, *point))
     wanted = tags_of(tags)
     if wanted is not None:
         rows = rows.where(F.col("tags").isin(wanted))
     return rows if from_time is None else rows.where(F.col("visible_at") >= F.lit(from_time))
+
+
+def _point(warehouse: Warehouse, up_to: int | str) -> tuple[int, int | None]:
+    """A batch and the landing that was complete with it; None for `last complete batch`, and for all landings."""
+    if up_to == LAST_COMPLETE:
+        return warehouse.newest_batch(), None
+    batches = warehouse.read("batches").where(F.col("batch_id") <= int(up_to))
+    if _LANDING not in batches.columns:  # an older version has written the warehouse
+        return int(up_to), None
+    return int(up_to), batches.agg(F.coalesce(F.max(_LANDING), F.lit(-1))).collect()[0][0]
+
+
+def _until(rows: DataFrame, batch_id: int, landing_id: int | None) -> Column:
+    """The rows of a topic up to a point; normal messages of an older version are before each."""
+    is_normal = F.col("batch_id").isNull()
+    if landing_id is not None and _LANDING in rows.columns:
+        is_normal &= F.coalesce(_LANDING, F.lit(-1)) <= landing_id
+    return is_normal | (F.col("batch_id") <= batch_id)
 
 
 def _check_up_to(up_to: int | str | None, *, stream: bool) -> None:

@@ -148,6 +148,8 @@ def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: fl
     )
     own.born_timestamp.FromDatetime(message.born_at or message.stored_at)
     own.store_timestamp.FromDatetime(message.stored_at)
+    if message.due_at is not None:
+        own.delivery_timestamp.FromDatetime(message.due_at)
     if duration_s is not None:
         own.invisible_duration.FromMilliseconds(int(duration_s * 1_000))
     return definitions.Message(topic=topic, user_properties=texts, system_properties=own, body=body)
@@ -156,6 +158,8 @@ def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: fl
 def _kind(message: ReceivedMessage) -> int:
     if message.transaction_id is not None:
         return int(definitions.TRANSACTION)
+    if message.due_at is not None:
+        return int(definitions.DELAY)
     return int(definitions.NORMAL if message.sharding_key is None else definitions.FIFO)
 
 

@@ -151,9 +151,10 @@ class Batch:
         if self.requeued is not None:
             self.context.inputs.append(self.requeued, watermark)
 
-    def complete(self) -> None:
-        """Writes the row of `batches`, which says that the batch is complete."""
-        row = {"batch_id": self.batch_id, "completed_at": as_datetime(self.shown_at)}
+    def complete(self, landing_id: int) -> None:
+        """Writes the row of `batches`, which says that the batch is complete; so is the landing `landing_id`."""
+        at = as_datetime(self.shown_at)
+        row = {"batch_id": self.batch_id, "completed_at": at, "landing_id": landing_id}
         self.context.warehouse.add([row], "batches", self.marker)
 
     def send_checks(self) -> None:

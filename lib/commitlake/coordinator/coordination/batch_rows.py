@@ -91,13 +91,17 @@ SHOWN = (
 """SQL on messages with their events: whether a message becomes visible now."""
 
 
-def topic_rows(messages: DataFrame, src: Source, batch_id: int) -> DataFrame:
-    """Messages as rows of topic tables, without `visible_at`. No body becomes an object of Python."""
+def topic_rows(messages: DataFrame, src: Source, batch_id: int, due: str = moment_sql("e.deliver_at")) -> DataFrame:
+    """Messages as rows of topic tables, without `visible_at`. No body becomes an object of Python.
+
+    `due` is SQL of a message's due time, null without a delay; by default that of its event.
+    """
     return messages.selectExpr(
         *("topic", "queue_id", "message_id"),
         "transaction_id" if src is Source.HALF else "CAST(NULL AS STRING) AS transaction_id",
         *("producer_group", "tags", "keys", "properties", "sharding_key", "body"),
         f"'{src.name.lower()}' AS source",
         *("queue AS source_queue", "queue_offset AS source_offset", "0 AS source_index", "born_at", "stored_at"),
-        f"{batch_id}L AS batch_id",
+        f"{due} AS due_at",
+        *(f"{batch_id}L AS batch_id", "CAST(NULL AS BIGINT) AS landing_id"),
     )

@@ -41,6 +41,8 @@ class Forwarders:
         partitions = topics.ensure_targets(config)
         _refuse_unfit(warehouse, wanted)
         warehouse.add_topics(wanted)
+        for topic in wanted:  # a column that comes later would end the query that reads the table
+            warehouse.ensure_topic(topic)
         self._all = [
             ToKafka(warehouse, config, topic, target, partitions[target], scratch, waits=not available_now)
             for topic, target in wanted.items()

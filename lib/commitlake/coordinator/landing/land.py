@@ -109,11 +109,11 @@ class Landing:
         if duplicates is not None:
             rows = classify.refuse_duplicates(rows, duplicates)
             counts = _count(rows, self._topics.names)
-        size = sum(row["bytes"] for row in counts)
+        size, position = sum(row["bytes"] for row in counts), self.position.advanced(ends)
         return Landed(
             classified=classified,
             tables=_of_fixed_tables(rows, counts, now),
-            shown=partial(landed_rows.topic_rows, rows),
+            shown=partial(landed_rows.topic_rows, rows, position.landing_id),
             topics=sorted(_shown_topics(counts)),
             since=_since(counts),
             half_spans=_half_spans(counts),
@@ -122,7 +122,7 @@ class Landing:
             few=are_few(sum(row["rows"] for row in counts), sum(row["written"] for row in counts)),
             rejected=_rejected(counts),
             answers=sum(row["answers"] for row in counts),
-            position=self.position.advanced(ends),
+            position=position,
             is_whole=self._uncommitted is None,
         )
 
@@ -206,7 +206,7 @@ class Landing:
         topics = _shown_topics(counts) & self._dedup.topics
         if not topics:
             return None
-        shown = landed_rows.topic_rows(rows).where(F.col("topic").isin(*topics))
+        shown = landed_rows.topic_rows(rows, self.position.landing_id).where(F.col("topic").isin(*topics))
         place = f"{place_sql('source', 'source_queue', 'source_offset')} AS place"
         at = f"greatest({now}L, unix_millis(stored_at)) AS at"
         order = ("unix_millis(stored_at) AS rank", "source_index AS member")

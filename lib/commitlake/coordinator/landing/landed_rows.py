@@ -37,7 +37,7 @@ def delayed_rows(classified: DataFrame) -> DataFrame:
     return _going_to(classified, classify.DELAYED).selectExpr(*_PLACE, *_MESSAGE, "due_at AS deliver_at")
 
 
-def topic_rows(classified: DataFrame) -> DataFrame:
+def topic_rows(classified: DataFrame, landing_id: int) -> DataFrame:
     """Rows of topic tables, without `visible_at`: one for a normal message, one for each member of a batch."""
     of_topic = _going_to(classified, classify.TOPIC)
     plain = "array(struct(value AS body, CAST(NULL AS map<string, string>) AS properties))"
@@ -54,7 +54,7 @@ def topic_rows(classified: DataFrame) -> DataFrame:
         ),
         *("properties", "key AS sharding_key", "member.body AS body", "'messages' AS source"),
         *("partition AS source_queue", "offset AS source_offset", "source_index", "born_at", "stored_at"),
-        "CAST(NULL AS BIGINT) AS batch_id",
+        *("CAST(NULL AS TIMESTAMP) AS due_at", "CAST(NULL AS BIGINT) AS batch_id", f"{landing_id}L AS landing_id"),
     )
 
 

@@ -24,8 +24,10 @@ _SHOWN = ["source", "source_queue", "source_offset"]
 _FIRST = ["first_queue", "first_offset", "transaction_id", "producer_group"]
 
 
-def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
+def complete_last_batch(warehouse: Warehouse, clock: BrokerClock, landing_id: int) -> int:
     """Completes the newest batch; returns its batch_id, -1 when there was none yet.
+
+    The landing `landing_id` is the newest complete one.
 
     A batch is complete when it stands in `batches`. If it does not, its ledger rows are still final: missing rows of
     messages that became visible, or were discarded, are written now. Refusals and checks need no completion: an op or
@@ -40,7 +42,8 @@ def complete_last_batch(warehouse: Warehouse, clock: BrokerClock) -> int:
     _complete_topics(warehouse, clock, ended, delivered, last)
     shown_at = clock.onward_ms()
     _complete_discarded(warehouse, ended, last)
-    warehouse.add([{"batch_id": last, "completed_at": as_datetime(shown_at)}], "batches", {"batch_id": last})
+    row = {"batch_id": last, "completed_at": as_datetime(shown_at), "landing_id": landing_id}
+    warehouse.add([row], "batches", {"batch_id": last})
     return last
 
 
@@ -59,7 +62,7 @@ def _complete_topics(
 ) -> None:
     shown = {
         Source.HALF: _shown(delivered, Source.HALF).union(
-            ended.where(batch_rows.SHOWN_AT_ONCE).select("queue", "half_offset", "topic")
+            ended.where(batch_rows.SHOWN_AT_ONCE).select("queue", "half_offset", "topic", "deliver_at")
         ),
         Source.MESSAGES: _shown(delivered, Source.MESSAGES),
     }
@@ -67,7 +70,7 @@ def _complete_topics(
     if not topics:
         return
     frames = [
-        batch_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id)
+        batch_rows.topic_rows(_at(warehouse.rows(table), shown[src]), src, batch_id, "due_at")
         for src, table in ((Source.HALF, "half"), (Source.MESSAGES, "delayed"))
     ]
     warehouse.add_topics(topics)  # a listed topic whose table is gone is reported below
@@ -83,16 +86,16 @@ def _complete_topics(
 
 
 def _shown(delivered: DataFrame, src: Source) -> DataFrame:
-    """Place and topic of the messages that these rows of `deliveries` made visible."""
+    """Place, topic and due time of the messages that these rows of `deliveries` made visible."""
     of_source = delivered.where((F.col("state") == "DELIVERED") & (F.col("source") == src.name.lower()))
-    return of_source.select("queue", "queue_offset", "topic")
+    return of_source.select("queue", "queue_offset", "topic", "deliver_at")
 
 
 def _at(messages: DataFrame, places: DataFrame) -> DataFrame:
-    """The messages at some places; bodies of others are not read."""
-    at = places.toDF("queue", "queue_offset", "topic").select("queue", "queue_offset")
+    """The messages at some places, with their due times; bodies of others are not read."""
+    at = places.toDF("queue", "queue_offset", "topic", "due_at").drop("topic")
     near = messages.where(within(spans_of(at, "queue", "queue_offset"), "queue", "queue_offset"))
-    return near.join(F.broadcast(at), ["queue", "queue_offset"], "left_semi")
+    return near.join(F.broadcast(at), ["queue", "queue_offset"])
 
 
 def _complete_discarded(warehouse: Warehouse, ended: DataFrame, batch_id: int) -> None:

@@ -54,12 +54,12 @@ def recover(
     with ThreadPoolExecutor(3) as pool:
         inputs = pool.submit(lambda: InputTable(warehouse.spark, place, clock, open_rows(warehouse, config, position)))
         uncommitted = pool.submit(positions.uncommitted, warehouse, position, tables)
-        last = pool.submit(_complete_batch, warehouse, config, clock)
+        last = pool.submit(_complete_batch, warehouse, config, clock, position.landing_id)
         return Recovered(inputs.result(), last.result(), uncommitted.result())
 
 
-def _complete_batch(warehouse: Warehouse, config: Config, clock: BrokerClock) -> int:
-    last = complete_batch.complete_last_batch(warehouse, clock)
+def _complete_batch(warehouse: Warehouse, config: Config, clock: BrokerClock, landing_id: int) -> int:
+    last = complete_batch.complete_last_batch(warehouse, clock, landing_id)
     complete_batch.resend_checks(warehouse, config)
     return last
 
