@@ -429,7 +429,7 @@ def test_a_filter_that_can_choose_nothing_is_refused_with_what_is_allowed(line: 
         ("groups --set=warehouse=nosuch", "nosuch is not there; a relative path counts from the working directory"),
         ("groups --set=warehouse=hdfs://x/y", "hdfs://x/y_receipts/group_logs can't be read here; without Spark"),
         ("doctor --set=warehouse=hdfs://x/y", "hdfs://x/y can't be read here; without Spark"),
-        ("doctor --set=warehouse=schema:a.b", "schema:a.b can't be read here; without Spark"),
+        ("doctor --set=warehouse=schema:a.b", "schema:a.b can't be read here; name the place"),
     ],
 )
 def test_a_warehouse_that_is_not_there_or_only_for_spark_is_told(line: str, told: str) -> None:
