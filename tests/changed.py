@@ -51,7 +51,7 @@ TESTS = {
     "tables": """spark/tables spark/appends spark/typed_topics
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
-    "tools": "spark/questions spark/erase e2e/operations recovery/backup",
+    "tools": "spark/iceberg spark/questions spark/erase e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
     "tools/cli": "e2e/operations e2e/launch e2e/report_actions spark/questions",
     "tools/demo": "e2e/demo",

@@ -40,6 +40,7 @@ QUESTIONS = (
     "groups",
     "send-again",
     "gateway",
+    "iceberg",
     "config",
     "tx",
 )
@@ -177,6 +178,7 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
         ("unfinished", "orders"),
         ("send-again",),
         ("gateway", "--listen"),
+        ("iceberg",),
         ("topics", "--explode"),
     ],
     ids=" ".join,
@@ -196,6 +198,7 @@ def test_wrong_usage_is_found_before_anything_starts(launched: list[dict[str, An
         "unfinished t --group=g",
         "send-again t --group=g",
         "gateway",
+        "iceberg --catalog=sqlite://",
         "groups",
         "config",
     ],
