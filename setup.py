@@ -21,6 +21,8 @@ CONFLUENT = ["confluent-kafka>=2.6,<3"]
 GATEWAY = [*CONSUMER, "grpcio>=1.78", "rocketmq-python-client>=5.1.2,<5.2"]
 # The traces of messages: the API only, an application chooses the SDK and where its spans go.
 OPENTELEMETRY = ["opentelemetry-api>=1.30,<2"]
+# Topics as Iceberg tables. It writes snapshots by parts of pyiceberg that a minor version may change.
+ICEBERG = [*CONSUMER, "pyiceberg[sql-sqlite]>=0.12,<0.13"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
 NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "matplotlib>=3.9"]
 # The documents as a site.
@@ -32,6 +34,7 @@ DEV = [
     *CONFLUENT,
     *GATEWAY,
     *OPENTELEMETRY,
+    *ICEBERG,
     "crc32c>=2.7",
     "chispa>=0.12",
     "databricks-bundles>=1",
@@ -66,6 +69,7 @@ setup(
         "confluent": CONFLUENT,
         "gateway": GATEWAY,
         "opentelemetry": OPENTELEMETRY,
+        "iceberg": ICEBERG,
         "spark": SPARK,
         "postgresql": POSTGRESQL,
         "all": [*SPARK, *METRICS, *POSTGRESQL],

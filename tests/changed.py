@@ -45,13 +45,13 @@ TESTS = {
         e2e/kafka_cluster e2e/log_ends e2e/security e2e/clocks
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
-    "reading": "spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
+    "reading": "spark/catalog spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
     "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
         recovery/signals e2e/odd_machines""",
     "tables": """spark/tables spark/appends spark/typed_topics spark/topic_columns spark/owner
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
-    "tools": "spark/questions spark/erase e2e/operations recovery/backup",
+    "tools": "spark/iceberg spark/questions spark/erase e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
     "tools/cli": "e2e/operations e2e/launch e2e/report_actions spark/questions",
     "tools/demo": "e2e/demo",

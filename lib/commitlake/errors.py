@@ -64,6 +64,10 @@ class NoTableError(WarehouseError):
     """Raised when a table is missing, for example the table of a topic that has no visible message yet."""
 
 
+class CatalogAwayError(WarehouseError, ConnectionError):
+    """Raised within CommitLake when Unity Catalog does not answer; a consumer tries again, as when a store is away."""
+
+
 class FencedError(CommitLakeError):
     """Raised when another coordinator holds, or has taken over, the warehouse."""
 

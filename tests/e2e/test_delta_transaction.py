@@ -75,6 +75,28 @@ def test_rows_and_messages_appear_together(
     assert DeltaTable(places[0]).transaction_version(tx.transaction_id) == 1
 
 
+def test_a_table_may_be_named_as_in_its_catalog(
+    spark: SparkSession, lake: Lake, settings: Settings, topic: str, tmp_path: Path
+) -> None:
+    spark.sql(f"CREATE DATABASE named LOCATION '{tmp_path}/named'")
+    try:
+        spark.range(0).write.format("delta").saveAsTable("named.orders")
+        with commitlake.delta_transaction(spark, settings, "nightly") as tx:
+            tx.send(Message(topic, b"one"))
+            tx.append(spark.range(3), "spark_catalog.named.orders")
+        assert spark.table("named.orders").count() == rows(f"{tmp_path}/named/orders") == 3
+        assert end(lake, tx.transaction_id) == ("COMMITTED", "DIRECT")
+        (half,) = [row for row in lake.rows("half") if row["topic"] == topic]
+        assert dict(half["properties"])["delta.tables"] == json.dumps([f"{tmp_path}/named/orders"])
+        with (
+            pytest.raises(ConfigError, match=r"no Delta table spark_catalog.named.nosuch; make it first, or write \./"),
+            commitlake.delta_transaction(spark, settings, "nightly") as tx,
+        ):
+            tx.append(spark.range(3), "spark_catalog.named.nosuch")
+    finally:
+        spark.sql("DROP DATABASE named CASCADE")
+
+
 def test_rows_that_come_after_the_deadline_are_refused(
     spark: SparkSession, lake: Lake, settings: Settings, topic: str, places: list[str]
 ) -> None:

@@ -31,7 +31,7 @@ from commitlake.protocol import wire
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.states import Event
 from commitlake.protocol.topic_names import path_name
-from commitlake.reading.table import location
+from commitlake.reading.catalog import location
 from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
 from commitlake.tables.schemas import TABLES
@@ -139,7 +139,7 @@ def test_every_legal_topic_name_is_a_table_of_its_own_below_topics(
     assert [row["body"] for row in hostile.lake.topic(path_name(name))] == [name.encode()] * 2
     place = str(hostile.lake.root / "warehouse" / "topics" / path_name(name))
     assert [bytes(row["body"]) for row in spark.read.format("delta").load(place).collect()] == [name.encode()] * 2
-    assert location(str(hostile.lake.root / "warehouse"), f"topics/{name}") == place
+    assert location(str(hostile.lake.root / "warehouse"), f"topics/{name}").uri == place
 
 
 def test_no_topic_name_leads_out_of_the_directory_of_topics(hostile: Hostile) -> None:

@@ -21,7 +21,7 @@ from commitlake.coordinator.landing.topic_admission import Topics
 from commitlake.coordinator.recovery import fencing
 from commitlake.errors import ConfigError, SetupError, WarehouseError
 from commitlake.protocol.version import CONTRACT, __version__
-from commitlake.reading.table import location
+from commitlake.reading.catalog import location
 from commitlake.spark import cluster, session
 from commitlake.tables import TABLES, TOPIC, Warehouse, topic_table
 from commitlake.tables.creation import create_at_path, is_as_made
@@ -182,7 +182,7 @@ def test_a_table_stays_where_an_older_version_has_put_it(spark: SparkSession, tm
     upgraded = Warehouse(spark, str(tmp_path))
     assert upgraded.found_topics() == {"_events"}
     upgraded.add_topics(["_events", "_new"])
-    assert upgraded.locate("topics/_events") == location(str(tmp_path), "topics/_events") == str(older)
+    assert upgraded.locate("topics/_events") == location(str(tmp_path), "topics/_events").uri == str(older)
     assert {path.name for path in (tmp_path / "topics").iterdir()} == {"_events", "topic._new"}
     assert {row["table"] for row in upgraded.read("destinations").collect()} == {"topics/_events", "topics/topic._new"}
     assert upgraded.read("topics/_new").count() == upgraded.read("topics/_events").count() == 0

@@ -40,6 +40,7 @@ QUESTIONS = (
     "groups",
     "send-again",
     "gateway",
+    "iceberg",
     "config",
     "tx",
 )
@@ -177,6 +178,7 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
         ("unfinished", "orders"),
         ("send-again",),
         ("gateway", "--listen"),
+        ("iceberg",),
         ("topics", "--explode"),
     ],
     ids=" ".join,
@@ -196,6 +198,7 @@ def test_wrong_usage_is_found_before_anything_starts(launched: list[dict[str, An
         "unfinished t --group=g",
         "send-again t --group=g",
         "gateway",
+        "iceberg --catalog=sqlite://",
         "groups",
         "config",
     ],
@@ -429,7 +432,7 @@ def test_a_filter_that_can_choose_nothing_is_refused_with_what_is_allowed(line: 
         ("groups --set=warehouse=nosuch", "nosuch is not there; a relative path counts from the working directory"),
         ("groups --set=warehouse=hdfs://x/y", "hdfs://x/y_receipts/group_logs can't be read here; without Spark"),
         ("doctor --set=warehouse=hdfs://x/y", "hdfs://x/y can't be read here; without Spark"),
-        ("doctor --set=warehouse=schema:a.b", "schema:a.b can't be read here; without Spark"),
+        ("doctor --set=warehouse=schema:a.b", "schema:a.b can't be read here; name the place"),
     ],
 )
 def test_a_warehouse_that_is_not_there_or_only_for_spark_is_told(line: str, told: str) -> None:

@@ -15,6 +15,7 @@ from commitlake.config.config import (
 )
 from commitlake.config.sections import (
     AcceptConfig,
+    CatalogConfig,
     DelayConfig,
     KafkaConfig,
     MaintenanceConfig,
@@ -26,6 +27,7 @@ from commitlake.config.sections import (
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "AcceptConfig",
+    "CatalogConfig",
     "Conf",
     "Config",
     "DelayConfig",

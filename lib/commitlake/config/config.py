@@ -14,8 +14,10 @@ import yaml
 
 from commitlake.config import yaml_texts
 from commitlake.config.keys import BY_NAME, CHECKS, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
+from commitlake.config.locations import CATALOG
 from commitlake.config.sections import (
     AcceptConfig,
+    CatalogConfig,
     DelayConfig,
     KafkaConfig,
     MaintenanceConfig,
@@ -40,6 +42,7 @@ class Config:
         checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
         receipts: where consumers keep their receipts; empty: beside the warehouse.
         receipts_retention_ms: age at which they delete receipts of messages that are done; 0: never.
+        catalog: how a catalog's tables are found without Spark.
         kafka: where Kafka is.
         trigger_interval_ms: least time from round to round; a record that comes alone is read within 100 ms.
         standby_after_ms: time without a sign of the coordinator after which a standby takes over.
@@ -57,6 +60,7 @@ class Config:
     checkpoints: str
     receipts: str
     receipts_retention_ms: int
+    catalog: CatalogConfig
     kafka: KafkaConfig
     trigger_interval_ms: int
     standby_after_ms: int
@@ -75,13 +79,28 @@ class Config:
         return f"{self.checkpoints.rstrip('/')}/{hashlib.sha256(self.warehouse.encode()).hexdigest()[:12]}"
 
     @property
+    def is_in_catalog(self) -> bool:
+        """Whether the tables are in a catalog's schema."""
+        return self.warehouse.startswith(CATALOG)
+
+    @property
+    def tables_at(self) -> str:
+        """The directory or URI below which the tables are; `schema:<catalog>.<schema>` where that is not known here."""
+        return (self.is_in_catalog and self.catalog.location) or self.warehouse
+
+    @property
+    def signs_at(self) -> str:
+        """Where its coordinator gives signs of life: in the warehouse; where that is a catalog, below `checkpoints`."""
+        return self.scratch if self.is_in_catalog else self.warehouse
+
+    @property
     def receipts_place(self) -> str:
         """Where the tables of consumers are: never inside the warehouse, to which only its coordinator writes.
 
         Raises:
             ConfigError: the warehouse is in a catalog, and `receipts` is empty.
         """
-        if not self.receipts and self.warehouse.startswith("schema:"):
+        if not self.receipts and self.is_in_catalog:
             msg = f"receipts: it is empty, and the warehouse is {self.warehouse}; give a directory or URI for receipts"
             raise ConfigError(msg)
         return self.receipts or f"{self.warehouse.rstrip('/')}_receipts"
@@ -258,6 +277,7 @@ def _build(values: Mapping[str, object]) -> Config:
         sections.setdefault(section, {})[attribute] = key.value(values.get(key.name, key.default))
     sections["delay"]["levels_ms"] = tuple(map(duration(), sections["delay"]["levels"]))
     return Config(
+        catalog=CatalogConfig(**sections["catalog"]),
         kafka=KafkaConfig(**sections["kafka"]),
         transaction=TransactionConfig(**sections["transaction"]),
         topics=TopicsConfig(**sections["topics"]),

@@ -15,6 +15,7 @@ from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import (
     EMBEDDED,
     LEVELS,
+    address,
     ages,
     dedups,
     directory,
@@ -26,6 +27,7 @@ from commitlake.config.values import (
     location,
     options,
     prefix,
+    reference,
     rules,
     schemas,
     servers,
@@ -81,7 +83,7 @@ class Key:
         try:
             return self.parse(given)
         except (ValueError, yaml.YAMLError) as error:
-            shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else repr(given)
+            shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else masked(self.name, repr(given))
             problem = yaml_texts.key_problem(error) if isinstance(error, yaml.YAMLError) else None
             allowed = "YAML" if isinstance(error, yaml.YAMLError) else error
             msg = f"{self.name}: {problem or f'{shown} is not allowed; allowed is {allowed}'}"
@@ -111,6 +113,9 @@ KEYS: tuple[Key, ...] = (
         *("receipts.retention", duration(), "30d", "age at which receipts of messages that are done go; 0s: never"),
         path="receipts_retention_ms",
     ),
+    _key("catalog.location", tables_beside, "", "of a warehouse in a catalog: the directory or URI of its schema"),
+    _key("catalog.url", address, "", "or Unity Catalog's REST API, https://HOST/api/2.1/unity-catalog"),
+    _key("catalog.token", reference, "", "its token: env:NAME, file:/path or secret:scope/key"),
     _key("kafka.bootstrap_servers", servers, EMBEDDED, "host:port,... or 'embedded' for a broker of its own"),
     _key("kafka.topic_prefix", prefix, "commitlake.", "put before each Kafka topic's name"),
     _key("kafka.queues", integer(1, 4_096), 4, "partitions of half, op, messages and check"),
@@ -156,7 +161,7 @@ BY_NAME = {key.name: key for key in KEYS}
 
 
 def masked(option: str, value: str) -> str:
-    """The value of a Kafka client option, or of a rule, as it may be shown: a secret as `***`, a reference as it is."""
+    """The value of a key, a Kafka option or a rule, as it may be shown: a secret as `***`, a reference as it is."""
     return "***" if _SECRET.search(option) and not is_secret_reference(value) else _IN_ADDRESS.sub(r"\1\2***", value)
 
 
@@ -166,6 +171,6 @@ def unknown_key(name: str, value: object) -> ConfigError:
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     # A map may belong to a misspelt key and have a password in it; below these, the value may be a misplaced password.
     is_map = str(value).lstrip().startswith(("{", "["))
-    shown = "***" if is_map or name.startswith(("kafka", CHECKS)) else masked(name, str(value))
+    shown = "***" if is_map or name.startswith(("kafka", "catalog", CHECKS)) else masked(name, str(value))
     msg = f"unknown configuration key {name}; {hint}its value is {shown}; known keys: {', '.join(BY_NAME)}"
     return ConfigError(msg)

@@ -6,6 +6,8 @@ import posixpath
 import re
 from pathlib import Path
 
+CATALOG = "schema:"
+"""Begin of a warehouse whose tables are in a catalog's schema."""
 JVM_LOCK = ".coordinator.jvm.lock"
 """File of a local warehouse that the JVM of its coordinator holds a lock on."""
 SIGN_OF_LIFE = "_coordinator"

@@ -8,7 +8,7 @@ further options, which follow from the endpoint; this file has them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from commitlake.errors import ConfigError
 
@@ -21,19 +21,20 @@ def spark_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 def storage_options(
-    given: Mapping[str, str] | None = None, environment: Mapping[str, str] = os.environ
+    given: Mapping[str, str] | Callable[[], Mapping[str, str]] | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> dict[str, str] | None:
     """The `storage_options` of deltalake; None for none.
 
     Args:
-        given: the caller's options, which win.
+        given: the caller's options, which win; or what makes them each time anew, as of credentials that expire.
         environment: variables. An endpoint with `http://` there was chosen without TLS; deltalake would reject it
             without AWS_ALLOW_HTTP.
 
     Raises:
         ConfigError: `given` is no map of texts to texts.
     """
-    options = {} if given is None else given
+    options = {} if given is None else given() if callable(given) else given
     if not isinstance(options, Mapping) or not all(isinstance(each, str) for pair in options.items() for each in pair):
         msg = "storage_options: give a map of deltalake's options to texts, such as {'AWS_REGION': 'eu-central-1'}"
         raise ConfigError(msg)

@@ -102,6 +102,26 @@ class KafkaConfig:
 
 
 @dataclass(frozen=True)
+class CatalogConfig:
+    """Where the tables of a warehouse in a catalog are, for all that reads without Spark: a place, or who knows it.
+
+    Attributes:
+        location: the directory or URI below which the schema's tables are.
+        url: Unity Catalog's REST API.
+        token: a reference to its token; empty: none.
+    """
+
+    location: str = ""
+    url: str = ""
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        if self.location and self.url:
+            msg = "catalog: catalog.location and catalog.url are both given; leave one out"
+            raise ConfigError(msg)
+
+
+@dataclass(frozen=True)
 class TransactionConfig:
     """When a transaction is checked and when it is discarded.
 

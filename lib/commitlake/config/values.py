@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from commitlake.config import yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
+from commitlake.config.secret_references import is_secret_reference
 from commitlake.protocol.durations import DAY_MS, HOUR_MS, duration_ms, duration_text
 from commitlake.protocol.encoding import plain_text
 from commitlake.protocol.topic_names import NAME
@@ -72,6 +74,25 @@ def directory(value: object) -> str:
 def tables_beside(value: object) -> str:
     """Parse a location of tables; empty for none."""
     return table_location(value) if value else ""
+
+
+def address(value: object) -> str:
+    """Parse a URL of HTTP, without a user or password in it; empty for none."""
+    if not value:
+        return ""
+    url = urlsplit(text(value))
+    if url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc or url.query or url.fragment:
+        msg = "https://HOST/PATH, without a user or password"
+        raise ValueError(msg)
+    return url.geturl().rstrip("/")
+
+
+def reference(value: object) -> str:
+    """Parse what says where a secret is; empty for none."""
+    if value and not is_secret_reference(text(value)):
+        msg = "env:NAME, file:/path or, on Databricks, secret:scope/key"
+        raise ValueError(msg)
+    return text(value) if value else ""
 
 
 def servers(value: object) -> str:

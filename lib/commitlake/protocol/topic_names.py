@@ -65,6 +65,11 @@ def plain_name(topic: str) -> str:
     return topic.replace("%", "~")
 
 
+def catalog_name(topic: str) -> str:
+    """Name of the topic's table in a catalog's schema."""
+    return f"topic_{plain_name(topic)}"
+
+
 def path_name(topic: str) -> str:
     """Name of the topic's directory."""
     return f"{_VISIBLE}{plain_name(topic)}" if topic.startswith("_") else plain_name(topic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
@@ -15,10 +15,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from commitlake.config.locations import check_readable, is_local, local_path
+from commitlake.config.locations import CATALOG, check_readable, is_local, local_path
 from commitlake.config.object_store import storage_options
 from commitlake.errors import NoTableError, WarehouseError
-from commitlake.protocol import topic_names
 from commitlake.reading import damage, features
 from commitlake.reading.forks import refuse_fork
 from commitlake.reading.markers import commit_file
@@ -33,36 +32,31 @@ NO_SPARK = (
     "without Spark a warehouse may be a local directory, or a URI of s3, abfs(s) or gs; read others with Spark: "
     "commitlake.read_topic"
 )
+_HOW = (
+    "name the place of its tables, catalog.location, or Unity Catalog's REST API, catalog.url; or read it with Spark: "
+    "commitlake.read_topic"
+)
 _PARTITION = "partition."
-_TOPICS = "topics/"
 _FIRST_COMMIT = f"_delta_log/{commit_file(0)}"
-Options = Mapping[str, str] | None
+Options = Mapping[str, str] | Callable[[], Mapping[str, str]] | None
 LATELY_S = 1.0
 """A poll of the log that began earlier is too old for every caller."""
 _SHARED: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
 
-def location(warehouse: str, name: str) -> str:
-    """Place of a table; `topics/<topic>` is the table of a topic.
+def refuse_for_spark(place: str) -> None:
+    """Refuse what only Spark can read.
 
     Raises:
         WarehouseError: deltalake can't read what is there.
     """
-    _refuse_for_spark(warehouse)
-    topic = name.removeprefix(_TOPICS)
-    older = None if topic == name else topic_names.older_path_name(topic)
-    if older is not None and _is_table(place := f"{warehouse.rstrip('/')}/{_TOPICS}{older}"):
-        return place
-    return f"{warehouse.rstrip('/')}/{name if topic == name else _TOPICS + topic_names.path_name(topic)}"
-
-
-def _refuse_for_spark(warehouse: str) -> None:
-    if warehouse.startswith(("schema:", "hdfs:", "dbfs:", "viewfs:")):
-        msg = f"warehouse: {warehouse} can't be read here; {NO_SPARK}"
+    if place.startswith((CATALOG, "hdfs:", "dbfs:", "viewfs:")):
+        msg = f"warehouse: {place} can't be read here; {_HOW if place.startswith(CATALOG) else NO_SPARK}"
         raise WarehouseError(msg)
 
 
-def _is_table(place: str) -> bool:
+def is_table(place: str) -> bool:
+    """Whether there is a table, as far as that can be told."""
     refuse_fork()
     try:
         return bool(DeltaTable.is_deltatable(place, storage_options(None)))
@@ -76,7 +70,7 @@ def folders(place: str, options: Options = None) -> list[str]:
     Raises:
         WarehouseError: deltalake can't read what is there.
     """
-    _refuse_for_spark(place)
+    refuse_for_spark(place)
     from pyarrow import fs
 
     found = filesystem(place, options).get_file_info(fs.FileSelector("", allow_not_found=True))
@@ -129,16 +123,13 @@ def delta_table(place: str, options: Options = None) -> DeltaTable:
 
 
 def file_time_ms(place: str, name: str, options: Options = None) -> int | None:
-    """When a file below a URI was written, ms since epoch, UTC, by the store's clock; None where there is none.
+    """When a file below a place was written, ms since epoch, UTC, by the store's clock; None where there is none.
 
     Raises:
         WarehouseError: the place can't be read.
     """
-    from deltalake.fs import DeltaStorageHandler
-    from pyarrow import fs
-
     try:
-        found = fs.PyFileSystem(DeltaStorageHandler(place, storage_options(options))).get_file_info(name)
+        found = filesystem(place, options).get_file_info(name)
     except (DeltaError, OSError) as error:
         msg = f"cannot read {place}: {error}; {NO_SPARK}"
         raise WarehouseError(msg) from error
@@ -156,7 +147,7 @@ class Snapshot:
 
     Args:
         place: A local directory or a URI.
-        options: deltalake's `storage_options`.
+        options: deltalake's `storage_options`, or what makes them each time anew.
 
     Attributes:
         id: The table's id; a table that is created at the same place later has another.
@@ -171,7 +162,7 @@ class Snapshot:
 
     def __init__(self, place: str, options: Options = None) -> None:
         self.place = str(local_path(place)) if is_local(place) else place
-        self._options = dict(options or {})
+        self._options, self._used = options, storage_options(options)
         begun_s = time.monotonic()
         self.delta = delta_table(self.place, self._options)
         features.refuse_unknown(self.delta, self.place)
@@ -193,7 +184,7 @@ class Snapshot:
             WarehouseError: It can't be read, or has a feature that is not known.
         """
         refuse_fork()
-        key = cls, place, tuple(sorted((options or {}).items()))
+        key = cls, place, options if callable(options) else tuple(sorted((options or {}).items()))
         with _making(key):
             found: Self | None = _SHARED.get(key)
             if found is None:
@@ -231,9 +222,18 @@ class Snapshot:
             self._begun_s, self._took_s = begun_s, time.monotonic() - begun_s
             return is_new
 
+    def credentials(self) -> object:
+        """What files are opened with now, another object once credentials were renewed: open files have the former."""
+        if storage_options(self._options) != self._used:
+            self.refresh()
+        return self._used
+
     def _refresh(self) -> bool:
         try:
-            self.delta.update_incremental()
+            if (now := storage_options(self._options)) == self._used:
+                self.delta.update_incremental()
+            else:
+                self.delta, self._used = DeltaTable(self.place, storage_options=now), now
         except DeltaError:  # for example, the log is shorter now
             self._refuse_another()
             raise

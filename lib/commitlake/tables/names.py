@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Self
 from zlib import crc32
 
-from commitlake.protocol.topic_names import path_name, plain_name
+from commitlake.protocol.topic_names import catalog_name, path_name
 from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
 
 _TOPICS = "topics/"
@@ -52,7 +52,7 @@ class TableName(str):
     @property
     def in_catalog(self) -> str:
         """Name inside a catalog's schema."""
-        return str(self) if self.topic is None else f"topic_{plain_name(self.topic)}"
+        return str(self) if self.topic is None else catalog_name(self.topic)
 
 
 def topic_table(topic: str) -> TableName:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import CATALOG, is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
 from commitlake.reading import damage
@@ -26,7 +26,6 @@ from commitlake.tables.names import TableName
 from commitlake.tables.schemas import TABLES
 from commitlake.tables.table_errors import reading
 
-CATALOG = "schema:"
 TOPIC_PROPERTY = "commitlake.topic"  # the table property that holds a topic's name: catalogs turn it to lower case
 
 

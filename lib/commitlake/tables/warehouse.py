@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from commitlake.config.locations import is_local
+from commitlake.config.locations import CATALOG, is_local
 from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
 from commitlake.protocol.clock import as_datetime, now_ms
@@ -36,7 +36,7 @@ from commitlake.tables.names import TableName
 from commitlake.tables.schemas import APPEND_ONLY, TABLES, TOPIC, TOPIC_SINCE, TableLayout
 from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
-from commitlake.tables.table_reader import CATALOG, TOPIC_PROPERTY, TableReader
+from commitlake.tables.table_reader import TOPIC_PROPERTY, TableReader
 
 log = logging.getLogger(__name__)
 

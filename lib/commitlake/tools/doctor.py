@@ -26,9 +26,10 @@ from commitlake.protocol.clock import BrokerClock, as_datetime, now_ms
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.reading import damage
+from commitlake.reading.catalog import described, location
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
-from commitlake.reading.table import Snapshot, folders, location
+from commitlake.reading.table import Snapshot, folders
 from commitlake.tools.backup import TABLES
 
 _MOST_LATE_S = 60
@@ -72,7 +73,7 @@ def show(config: Config, as_json: bool) -> int:
 
 def examine(config: Config) -> Iterator[Diagnosis]:
     """Run all checks; one that can't run is a finding, too. Where the tables can't be checked, no other check runs."""
-    with opened(config.warehouse) as tables:
+    with opened(config) as tables:
         checks: tuple[Callable[[Tables, Config], Diagnosis], ...] = (
             _tables, _disk, _coordinator, _pending, _late, _discards, _rejects, _files, _kafka, _groups, _rules,
         )  # fmt: skip
@@ -97,7 +98,7 @@ def verdict(found: Sequence[Diagnosis]) -> Diagnosis:
 
 
 def _tables(tables: Tables, config: Config) -> Diagnosis:
-    wrong = [*filter(None, _damaged(tables, config.warehouse))]
+    wrong = [*filter(None, _damaged(tables, config))]
     if wrong:
         more = f"; and {len(wrong) - 1} more like it" if wrong[1:] else ""
         return Diagnosis("tables", False, f"{wrong[0]}{more}")
@@ -107,34 +108,35 @@ def _tables(tables: Tables, config: Config) -> Diagnosis:
     return Diagnosis("tables", True, f"{config.warehouse}, {reached}")
 
 
-def _damaged(tables: Tables, warehouse: str) -> Iterator[str]:
+def _damaged(tables: Tables, config: Config) -> Iterator[str]:
     """For each table a text, empty unless it is missing, can't be read, or has lost a file; none without any table."""
-    if not {*TABLES} & {*folders(warehouse)}:
+    if not config.catalog.url and not {*TABLES} & {*folders(config.tables_at)}:
         return
     for name in TABLES:
-        place = location(warehouse, name)
-        absent = f"there is no table at {place}; start the coordinator of this version once, or {damage.REMEDY}"
-        yield _wrong(place, absent)
+        yield _wrong(config, name, _absent)
     try:
         topics = tables.listed_topics()
     except WarehouseError:  # reported above, or no coordinator has run
         return
     for topic in topics:
-        place = location(warehouse, f"topics/{topic}")
-        yield _wrong(place, damage.of_topic(place))
+        yield _wrong(config, f"topics/{topic}", damage.of_topic)
 
 
-def _wrong(place: str, absent: str) -> str:
+def _absent(place: str) -> str:
+    return f"there is no table at {place}; start the coordinator of this version once, or {damage.REMEDY}"
+
+
+def _wrong(config: Config, name: str, absent: Callable[[str], str]) -> str:
     try:
-        table = Snapshot(place)
-        if not is_local(place):
+        table = Snapshot(*location(config, name))
+        if not is_local(table.place):
             return ""
         files = table.files().select(["path", "size_bytes"]).to_pydict()
     except NoTableError:
-        return absent
+        return absent(described(config, name))
     except WarehouseError as error:
         return str(error)
-    root, sizes = local_path(place), zip(map(unquote, files["path"]), files["size_bytes"], strict=True)
+    root, sizes = local_path(table.place), zip(map(unquote, files["path"]), files["size_bytes"], strict=True)
     wrong = damage.of_log(root) or damage.of_files(root, sizes)
     return damage.told(root, wrong) if wrong else ""
 

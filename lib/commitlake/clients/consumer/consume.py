@@ -21,8 +21,9 @@ from commitlake.clients.consumer.subscription import ReadOptions, Subscription
 from commitlake.config import object_store
 from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.durations import Duration
+from commitlake.reading.catalog import check_readable
 from commitlake.reading.forks import refuse_fork
-from commitlake.reading.table import Options, location
+from commitlake.reading.table import Options
 from commitlake.spark.process import Stop, stopped_by_signals
 
 log = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ def consume(
     topic by queue.
 
     Args:
-        conf: the coordinator's configuration, its path, or its keys and values; `warehouse`, `receipts` and
-            `receipts.retention` count.
+        conf: the coordinator's configuration, its path, or its keys and values; `warehouse`, `catalog`,
+            `receipts` and `receipts.retention` count.
         topic: the topic, or a list of topics; `message.topic` tells them apart.
         group: the group; each group gets all messages.
         tags: a tag, tags joined by `||`, or a list of tags; None or `*` for all.
@@ -74,16 +75,12 @@ def consume(
     poll_s, lease_s = seconds("poll", poll), seconds("lease", lease)
     options = object_store.storage_options(storage_options)
     begin_ms, name = start_ms(start), checked_group(group)
-    plans = {
-        each: ReadOptions(
-            location(settings.warehouse, f"topics/{each}"),
-            location(settings.warehouse, "maintenance"),
-            *(settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
-            *(settings.receipts_retention_ms, options),
-        )
-        for each in topics_of(topic)
-    }
-    return Consumer(plans, poll_s)
+    check_readable(settings)
+    plan = ReadOptions(
+        *(settings, settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
+        *(settings.receipts_retention_ms, options),
+    )
+    return Consumer(dict.fromkeys(topics_of(topic), plan), poll_s)
 
 
 class Consumer:

@@ -23,11 +23,11 @@ def no_row(place: str) -> str:
 
 
 def _instead(place: str) -> str:
-    """The topics that exist, as a clause; empty for a place that is not local."""
-    if not is_local(place):
-        return ""
+    """The topics that exist, as a clause; empty for a place that is not local, or in a catalog."""
     table = local_path(place)
     topics = table.parent
+    if not is_local(place) or topics.name != "topics":
+        return ""
     if not topics.parent.is_dir():
         return f"; warehouse: {not_there(str(topics.parent))}"
     places = [each for each in Path(topics).glob("*") if each != table and _may_be_table(each)]

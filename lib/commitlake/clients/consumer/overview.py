@@ -22,7 +22,8 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import ConsumerError, NoTableError, WarehouseError
 from commitlake.protocol.clock import now_ms
-from commitlake.reading.table import Options, Snapshot, folders, location
+from commitlake.reading.catalog import location
+from commitlake.reading.table import Options, Snapshot, folders
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
         WarehouseError: the topic can't be read.
     """
     begin_ms = start_ms(to)
-    table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+    table = Topic(*location(conf, f"topics/{topic}", options))
     ends = {} if begin_ms == 0 else table.ends(begin_ms)
     check_known(conf, topic, group, options)
     cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
@@ -206,7 +207,7 @@ def _behind(
 ) -> tuple[int, datetime | None]:
     """How many messages a group has not passed, and when the oldest of them became visible."""
     try:
-        table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+        table = Topic(*location(conf, f"topics/{topic}", options))
     except NoTableError:
         return 0, None  # the topic was deleted
     refuse_other_table(state, table.id, group, topic)

@@ -27,8 +27,10 @@ from commitlake.clients.consumer.retries import NEVER, Waiting
 from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
+from commitlake.config import Config
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
+from commitlake.reading.catalog import described, location
 from commitlake.reading.table import Options
 from commitlake.spark.process import Stop
 from commitlake.throttled import ThrottledWarning
@@ -51,15 +53,14 @@ _PUT_OFF_MS = 2_000
 
 
 class ReadOptions(NamedTuple):
-    """How a topic is read: from its table at `place`, with the consumers' tables at `receipts_at`.
+    """How a topic is read: from its table in the warehouse of `conf`, with the consumers' tables at `receipts_at`.
 
     A new group begins at `start_ms`, ms since epoch, UTC; 0 for the first message, None for the newest. Others take the
     queues after `lease_s` without a sign of life. Receipts of done messages are deleted at the age `retention_ms`; 0:
-    never. The table at `maintenance` tells what `topics.retention` deleted.
+    never.
     """
 
-    place: str
-    maintenance: str
+    conf: Config
     receipts_at: str
     group: str
     wanted: Filter
@@ -82,9 +83,10 @@ class Subscription:
         self._empty: dict[int, Lane] | None = None
         """The lanes in which the last look found no row; None when it found one, or did not take place."""
         self._crowd, self._behind = ThrottledWarning(log), ThrottledWarning(log)
-        self._trouble = ThrottledWarning(log, plan.place)  # one warning of an outage for all groups of the process
+        key = plan.conf.warehouse, topic  # one warning of an outage for all groups of the process
+        self._trouble = ThrottledWarning(log, key)
         # A separate warning: a retry whose row can't be read holds up no new message.
-        self._again_trouble = ThrottledWarning(log, (plan.place, "again"))
+        self._again_trouble = ThrottledWarning(log, (*key, "again"))
         self._is_unbounded = False
         self.has_read = False
         """Whether the last look found rows, wanted or not."""
@@ -100,7 +102,7 @@ class Subscription:
             return True
         plan = self._plan
         try:
-            self._table = table = Topic(plan.place, plan.options)
+            self._table = table = Topic(*location(plan.conf, f"topics/{self.topic}", plan.options))
         except WarehouseError as error:
             if not plan.follow:
                 raise
@@ -108,7 +110,7 @@ class Subscription:
             return False
         self._trouble.end()
         if not plan.follow and not table.queues():
-            log.warning("%s", missing.no_row(plan.place))
+            log.warning("%s", missing.no_row(table.place))
         group = Group(plan.receipts_at, plan.group, self.topic, plan.options)
         first = {"table": table.id, **(group.read() or self._first_state(table))}
         group.refuse_other_table(first, table.id)
@@ -251,7 +253,8 @@ class Subscription:
     def _tell_missed(self, cursors: Mapping[int, Cursor]) -> None:
         """Report what `topics.retention` deleted before the group had read it, where the store can be read."""
         with suppress(WarehouseError, *TRANSIENT):
-            for each in missed(self._plan.maintenance, self.topic, cursors, self._plan.options):
+            place = location(self._plan.conf, "maintenance", self._plan.options)
+            for each in missed(place.uri, self.topic, cursors, place.options):
                 text = "topics.retention deleted rows of %s that the group %r had not read: %s"
                 log.warning(text, self.topic, self._plan.group, each)
 
@@ -282,7 +285,8 @@ class Subscription:
             found = step()
         except TRANSIENT as error:
             if not self._plan.follow:
-                msg = f"cannot read the topic {self.topic} at {self._plan.place}: {error}; start again when it is there"
+                place = described(self._plan.conf, f"topics/{self.topic}")
+                msg = f"cannot read the topic {self.topic} at {place}: {error}; start again when it is there"
                 raise WarehouseError(msg) from error
             trouble.say("cannot read the topic %s, and try again: %s", self.topic, error)
             return otherwise

@@ -82,6 +82,7 @@ class Topic:
     """Reads the table of a topic.
 
     Attributes:
+        place: Where the table is.
         id: Id of the table; a table that is created at the same place later has another id.
 
     Raises:
@@ -94,7 +95,8 @@ class Topic:
             self._table = TopicFiles.shared(place, options)
         except NoTableError:
             raise NoTableError(missing.told(place)) from None
-        self.id, self.schema = self._table.id, self._table.schema
+        self.place, self.id, self.schema = self._table.place, self._table.id, self._table.schema
+        self._credentials = self._table.credentials()
         self._finished: set[str] = set()  # files, which never change, without a row behind the cursors
         self._plan: Plan | None = None
         self._take_files()
@@ -140,6 +142,8 @@ class Topic:
             return read()
 
     def _next(self, cursors: Mapping[int, Cursor]) -> Window | None:
+        if (credentials := self._table.credentials()) is not self._credentials:
+            self._plan, self._credentials = None, credentials  # its open files have the former ones
         plan = self._plan
         if plan is not None and plan.is_over():
             self._finished.update(plan.finishes)

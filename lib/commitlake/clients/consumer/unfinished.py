@@ -15,7 +15,8 @@ from commitlake.clients.consumer.rows import PLACE_COLUMNS
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
-from commitlake.reading.table import Options, Snapshot, location
+from commitlake.reading.catalog import location
+from commitlake.reading.table import Options, Snapshot
 
 _COLUMNS = ("visible_at", "message_id", "transaction_id", "tags", "keys", "properties", *PLACE_COLUMNS)
 _NEWEST = f"""
@@ -63,7 +64,7 @@ def unfinished(
         WarehouseError: the topic can't be read.
     """
     wanted = Filter(tags, where)
-    table = Topic(location(conf.warehouse, f"topics/{topic}"), options)
+    table = Topic(*location(conf, f"topics/{topic}", options))
     state = kept_state(conf.receipts_place, group, topic, options)
     refuse_other_table(state, table.id, group, topic)
     cursors = None if state is None else assignment.cursors(state)

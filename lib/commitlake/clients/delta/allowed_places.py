@@ -74,7 +74,7 @@ class AllowedPlaces:
         with suppress(ConfigError):  # raised for a warehouse in a catalog without a place of receipts
             own.append(config.receipts_place)
         self._key = f"checks.{group}.places"
-        self._own = [_folded(likely_parts(place)) for place in own]
+        self._own = [_folded(likely_parts(place)) for place in (*own, config.tables_at)]
         self._sinks = [likely_parts(f"{place}/{SINKS}") for place in own[2:]]
         self._allowed = [self._parts(place) for place in places]
 

@@ -7,9 +7,11 @@ transaction's mark, then the decision. After a kill at any point the tables' log
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from commitlake import config as configuration
@@ -24,6 +26,8 @@ from commitlake.errors import CommitLakeError, ConfigError, RecordError, Warehou
 from commitlake.protocol.durations import Duration, duration_ms
 
 log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"\w+(\.\w+){2}")
 
 
 @contextmanager
@@ -98,16 +102,25 @@ class DeltaTransaction:
         self._messages.append(message)
 
     def append(self, rows: DataFrame, place: str) -> None:
-        """Add rows, which the commit appends to the Delta table at a path or URI; a missing table is created."""
+        """Add rows, which the commit appends to a Delta table.
+
+        Args:
+            rows: the rows.
+            place: the table's path or URI, where a missing table is created; or `catalog.schema.table`.
+
+        Raises:
+            ConfigError: there is no table of that name.
+        """
         self._need_open()
-        self._appends.append((rows, place))
+        self._appends.append((rows, _located(self._spark, place)))
 
     def delta_options(self, *places: str) -> dict[str, str]:
         """Options for your own writers, which write to these tables within the `with` block, once each.
 
         This call sends the half messages, so call it after `send` and `append`. The tables must exist.
         """
-        self._prepare([*(place for _, place in self._appends), *places])
+        named = [_located(self._spark, place) for place in places]
+        self._prepare([*(place for _, place in self._appends), *named])
         return dict(self._options)
 
     def commit(self) -> None:
@@ -184,6 +197,19 @@ def _check(allowed: AllowedPlaces | None, place: str) -> None:
             allowed.check(place)
     except RecordError as error:  # `RecordError` is for records, and not a public error of the package
         msg = f"delta_transaction: {error}"
+        raise ConfigError(msg) from error
+
+
+def _located(spark: SparkSession, place: str) -> str:
+    """The place of a table that is named `catalog.schema.table`: half messages tell places. Any other as it is."""
+    if not _NAME.fullmatch(place):
+        return place
+    from delta.tables import DeltaTable
+
+    try:
+        return str(DeltaTable.forName(spark, place).detail().select("location").collect()[0][0])
+    except AnalysisException as error:
+        msg = f"delta_transaction: there is no Delta table {place}; make it first, or write ./{place} for a directory"
         raise ConfigError(msg) from error
 
 

@@ -71,7 +71,7 @@ def collect(
     text = "whether nothing of a topic goes to Kafka, until that is tried again"
     yield _family("to_kafka_failed", text, "topic", failed)
     try:
-        with opened(config.warehouse) as tables:
+        with opened(config) as tables:
             yield from of_tables(tables, names)
         yield from of_consumers(config)
     except (*consumers.UNREADABLE, duckdb.IOException) as error:  # HDFS, a catalog, a disk: all others are still useful

@@ -40,8 +40,7 @@ class Heartbeat:
 
     def __init__(self, spark: SparkSession, config: Config, epoch: int = 0) -> None:
         self._own = f"{describe_self(epoch)}, sign "
-        is_catalog = config.warehouse.startswith("schema:")
-        self._files = FileSystem(spark, config.scratch if is_catalog else config.warehouse)
+        self._files = FileSystem(spark, config.signs_at)
         self._after_s = config.standby_after_ms / 1_000
 
     @contextmanager

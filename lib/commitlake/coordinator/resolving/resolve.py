@@ -31,9 +31,9 @@ from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, Xact, judged, xact_of
+from commitlake.reading.catalog import check_readable
 from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, escaped, opened
-from commitlake.reading.table import location
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Resolver:
     def __init__(self, config: Config, clock: BrokerClock) -> None:
         self._config, self._clock = config, clock
         try:
-            location(config.warehouse, "transactions")
+            check_readable(config)
         except WarehouseError as error:
             msg = f"checks: rules need a warehouse that is read without Spark: {error}; or leave the key out"
             raise ConfigError(msg) from error
@@ -122,12 +122,12 @@ class Resolver:
         """The tables, with the pending transactions: worked out once for all rules that look within a second."""
         with self._lock:
             if self._pending is None or time.monotonic() - self._looked_at > _SHARED_S:
-                with opened(self._config.warehouse) as tables:
+                with opened(self._config) as tables:
                     views.make_pending(tables)
                     self._pending = tables.rows(_PENDING, groups=[rule.group for rule in self.rules])
                 self._looked_at = time.monotonic()
             pending = self._pending
-        with opened(self._config.warehouse) as tables:
+        with opened(self._config) as tables:
             tables.db.register("pending", pending)
             yield tables
 

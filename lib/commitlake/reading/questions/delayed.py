@@ -39,7 +39,7 @@ def delayed(
     """Delayed messages that have landed and wait for their time, the first due first; needs no Spark.
 
     Args:
-        conf: the coordinator's configuration, the path of one, or its keys and values; `warehouse` counts.
+        conf: the coordinator's configuration, the path of one, or its keys and values; `warehouse` and `catalog` count.
         topic: only with this destination.
         keys: only with this business key.
         storage_options: deltalake's.
@@ -50,7 +50,7 @@ def delayed(
     Raises:
         WarehouseError: there are no tables.
     """
-    with opened(configuration.of(conf).warehouse, storage_options) as tables:
+    with opened(configuration.of(conf), storage_options) as tables:
         rows = waiting(tables, topic, keys).to_pylist()
     return [{**row, "recall_handle": encode_handle(recall_of(row))} for row in rows]
 

@@ -24,17 +24,17 @@ def runs(config: Config) -> bool:
     """Whether a coordinator holds a local warehouse, or has lately given a sign of life on another one.
 
     Raises:
-        WarehouseError: the warehouse can't be read here.
+        WarehouseError: the place of its signs can't be read here.
     """
     if is_local(config.warehouse):
         return _is_locked(local_path(config.warehouse) / JVM_LOCK)
-    sign = file_time_ms(config.warehouse, SIGN_OF_LIFE)
+    sign = file_time_ms(config.signs_at, SIGN_OF_LIFE)
     return sign is not None and now_ms() - sign <= config.standby_after_ms
 
 
 def last_seen_ms(tables: Tables, config: Config) -> int:
     """When a coordinator gave its last sign of life, or wrote last; ms since epoch, UTC."""
-    sign = None if is_local(config.warehouse) else file_time_ms(config.warehouse, SIGN_OF_LIFE)
+    sign = None if is_local(config.warehouse) else file_time_ms(config.signs_at, SIGN_OF_LIFE)
     written = [tables.greatest(name, column) for name, column in _WRITTEN.items()]
     return max([sign or 0, *(epoch_ms(at) for at in written if at is not None)])
 

@@ -13,18 +13,20 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from commitlake.config import Config
 from commitlake.config.locations import has_scheme, not_there
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol.clock import as_datetime
 from commitlake.reading import damage, features
-from commitlake.reading.table import Options, Snapshot, Stream, location
+from commitlake.reading.catalog import described, location
+from commitlake.reading.table import Options, Snapshot, Stream
 
 
 class Tables:
     """Opens tables when they are needed."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, warehouse: str, options: Options = None) -> None:
-        self.db, self._warehouse, self._options = db, warehouse, options
+    def __init__(self, db: duckdb.DuckDBPyConnection, where: Config | str, options: Options = None) -> None:
+        self.db, self._where, self._options = db, where, options
         self._open: dict[str, Snapshot] = {}
 
     def open(self, *names: str) -> None:
@@ -97,10 +99,11 @@ class Tables:
 
     def _snapshot(self, name: str) -> Snapshot:
         try:
-            return Snapshot(location(self._warehouse, name), self._options)
+            return Snapshot(*location(self._where, name, self._options))
         except NoTableError:
-            absent = not_there(self._warehouse)
-            none = f"no coordinator of this version has run on the warehouse {self._warehouse}: it has no table {name}"
+            warehouse = self._where if isinstance(self._where, str) else self._where.warehouse
+            absent = not_there(warehouse)
+            none = f"no coordinator of this version has run on the warehouse {warehouse}: it has no table {name}"
             msg = f"warehouse: {absent}" if absent else f"{none}; start one, or check `warehouse`"
             raise NoTableError(msg) from None
 
@@ -119,7 +122,7 @@ class Tables:
         for topic in self.listed_topics():
             view = self.topic(topic, needed)
             if view is None:
-                raise WarehouseError(damage.of_topic(location(self._warehouse, f"topics/{topic}")))
+                raise WarehouseError(damage.of_topic(described(self._where, f"topics/{topic}")))
             yield topic, view
 
     def _make(self, name: str, table: Snapshot, columns: Collection[str] | None = None) -> None:
@@ -158,11 +161,11 @@ def _explaining_files() -> Iterator[None]:
 
 
 @contextmanager
-def opened(warehouse: str, options: Options = None) -> Iterator[Tables]:
-    """Tables of a warehouse; times are UTC."""
+def opened(where: Config | str, options: Options = None) -> Iterator[Tables]:
+    """Tables of a warehouse, by its configuration, or by its directory or URI; times are UTC."""
     with duckdb.connect(":memory:") as db:
         db.execute("SET TimeZone = 'UTC'")
-        yield Tables(db, warehouse, options)
+        yield Tables(db, where, options)
 
 
 def _has_other_names(table: Snapshot) -> bool:

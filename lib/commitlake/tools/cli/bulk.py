@@ -62,7 +62,7 @@ def run(settings: Config, plan: BulkDecision, *, dry_run: bool, ask: bool) -> in
     """Show the chosen transactions, ask, and send; returns the exit code."""
     if not dry_run:
         settings = with_address(settings)
-    with opened(settings.warehouse) as tables:
+    with opened(settings) as tables:
         chosen = asked(lambda: chosen_by(tables, plan), where=plan.wanted.where, exists_in=plan.exists_in)
         rows = chosen.to_pylist()
         names = {row["transaction_id"] for row in rows}
@@ -165,7 +165,7 @@ def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool)
     """Show the delayed messages with a key, then recall them."""
     if not dry_run:
         settings = with_address(settings)
-    with opened(settings.warehouse) as tables:
+    with opened(settings) as tables:
         chosen = waiting(tables, topic, keys)
     show(chosen, _EXAMPLES, as_json=False)
     rows = chosen.to_pylist()

@@ -27,7 +27,7 @@ _OTHERS = "a message sent without one is in its topic's table, one with a delay 
 
 def ask(settings: Config, question: Callable[[Tables], pa.Table], limit: int, as_json: bool) -> int:
     """Show the answer to a question."""
-    with opened(settings.warehouse) as tables:
+    with opened(settings) as tables:
         return show(question(tables), limit, as_json)
 
 
@@ -46,7 +46,7 @@ def repeat(watch: bool, work: Callable[[], int]) -> int:
 
 def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *, oldest_first: bool = False) -> int:
     """List transactions."""
-    with opened(settings.warehouse) as tables:
+    with opened(settings) as tables:
         rows = asked(lambda: found(tables, wanted, now_ms(), None if oldest_first else limit + 1), where=wanted.where)
     rows = rows.select([*COLUMNS, "age_ms"])
     if wanted.keys is not None and not rows.num_rows:
@@ -56,7 +56,7 @@ def transactions(settings: Config, wanted: Wanted, limit: int, as_json: bool, *,
 
 def history(settings: Config, transaction_id: str, as_json: bool) -> int:
     """Show the history of a transaction."""
-    with opened(settings.warehouse) as tables:
+    with opened(settings) as tables:
         found = transaction_history(tables, transaction_id)
     if found is None:
         print(printable(f"there is no transaction and no half message {transaction_id}; {_OTHERS}"))

@@ -53,7 +53,7 @@ Rows = Sequence[Mapping[str, Any]]
 def make(settings: Config, since_ms: int, refresh_s: int | None = None, links: str = "") -> str:
     """The page of the last `since_ms`."""
     now = now_ms()
-    with opened(settings.warehouse) as tables:
+    with opened(settings) as tables:
         return page(read(tables, now - since_ms, now), settings.warehouse, refresh_s, links)
 
 
@@ -243,7 +243,7 @@ class Actions:
         return [{name: row[name] for name in (*COLUMNS, "keys")} for row in reversed(rows[-_MOST_SHOWN:])]
 
     def _rows(self, question: Callable[[Tables], pa.Table]) -> Rows:
-        with opened(self._settings.warehouse) as tables:
+        with opened(self._settings) as tables:
             rows: Rows = question(tables).to_pylist()
         return rows
 

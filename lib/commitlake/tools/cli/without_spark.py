@@ -318,8 +318,37 @@ def gateway(
     raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys, engine))
 
 
+def iceberg(
+    catalog: Annotated[
+        str, typer.Option("--catalog", metavar="URI", help="Iceberg's: sqlite, postgresql, http, thrift; or env:NAME.")
+    ],
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="NAME", help="Where the tables are in the catalog.")
+    ] = "commitlake",
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this one; can be given several times.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property", metavar="KEY=VALUE", help="Of pyiceberg's, for the catalog; a value may be env:NAME."
+        ),
+    ] = None,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Let readers of Iceberg read topics, over Delta's files.
+
+    It writes Iceberg's metadata up to Delta's newest version; run it again and again. Needs no Spark. Exit code 3 when
+    there is no topic.
+    """
+    from commitlake.tools.cli import iceberg as tables
+
+    raise typer.Exit(tables.run(load(conf, sets), catalog, namespace, topic or [], properties or []))
+
+
 COMMANDS = (
     *(demo, find, rejected, topics, stats, doctor, backup, report),
-    *(delayed, recall, unfinished, groups, send_again, gateway),
+    *(delayed, recall, unfinished, groups, send_again, gateway, iceberg),
 )
 """In the order in which `--help` lists them."""

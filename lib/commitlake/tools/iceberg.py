@@ -1,0 +1,190 @@
+"""Iceberg metadata beside Delta's: the same Parquet files of topics' tables, for readers of Iceberg.
+
+A run compares the files of the newest Delta version with those of the newest Iceberg snapshot, and commits what differs
+in one snapshot. So it does not matter where an earlier run ended. No row is read: sizes and bounds are in Delta's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import compress
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import to_bytes
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
+from pyiceberg.typedef import Record
+from pyiceberg.types import IntegerType, LongType, NestedField, TimestamptzType
+
+from commitlake.config import Config
+from commitlake.config.locations import is_local
+from commitlake.errors import WarehouseError
+from commitlake.protocol.clock import as_datetime, now_ms
+from commitlake.protocol.durations import DAY_MS
+from commitlake.reading.catalog import location
+from commitlake.reading.table import Options, Snapshot
+
+_VERSION, _TABLE = "commitlake.delta-version", "commitlake.delta-table"
+"""In the summary of an Iceberg snapshot: which version of which Delta table it shows."""
+_PARTITION = "queue_id"
+_FOLDER = "_iceberg"
+"""Delta's VACUUM leaves a directory alone whose name begins with `_`."""
+_BOUNDED = IntegerType, LongType, TimestamptzType
+
+
+class Followed(NamedTuple):
+    """Where a run has brought an Iceberg table: to a version of Delta's, by adding and removing files."""
+
+    version: int
+    added: int
+    removed: int
+
+
+def follow(conf: Config, catalog: Catalog, namespace: Sequence[str], topic: str, options: Options = None) -> Followed:
+    """Bring the Iceberg table of a topic to the newest version of its Delta table; it is created where it is missing.
+
+    Args:
+        conf: the coordinator's configuration.
+        catalog: Iceberg's catalog.
+        namespace: where the table is in it, level by level.
+        topic: the topic, which is the table's name.
+        options: deltalake's.
+
+    Raises:
+        WarehouseError: the Delta table can't be read, or has what Iceberg can't read; or the Iceberg table of this name
+            belongs to another one.
+    """
+    delta = Snapshot(*location(conf, f"topics/{topic}", options))
+    if not delta.is_plain():
+        msg = (
+            f"the table at {delta.place} has deletion vectors or renamed columns, and Iceberg takes files as they are; "
+            "rewrite them (REORG TABLE ... APPLY (PURGE)), or drop these table features"
+        )
+        raise WarehouseError(msg)
+    place = f"file://{delta.place}" if is_local(delta.place) else delta.place
+    table = _opened(catalog, (*namespace, topic), place, delta.schema)
+    added, removed = _commit(table, delta, place)
+    _expire(table, min(DAY_MS, conf.maintenance.topic_file_retention_ms // 2))
+    return Followed(delta.delta.version(), added, removed)
+
+
+def _opened(catalog: Catalog, name: tuple[str, ...], place: str, schema: pa.Schema) -> Table:
+    try:
+        table = catalog.load_table(name)
+    except NoSuchTableError:
+        table = _created(catalog, name, place, schema)
+    if table.location().rstrip("/") != place:
+        msg = f"the Iceberg table {'.'.join(name)} is of {table.location()}, not of {place}; give another --namespace"
+        raise WarehouseError(msg)
+    return table
+
+
+def _created(catalog: Catalog, name: tuple[str, ...], place: str, schema: pa.Schema) -> Table:
+    properties = {
+        TableProperties.WRITE_METADATA_PATH: f"{place}/{_FOLDER}",
+        "gc.enabled": "false",  # Iceberg's own clean-up would delete files of Delta
+        TableProperties.COMMIT_NUM_RETRIES: "0",  # a repeated append would add its files twice
+        TableProperties.MANIFEST_MERGE_ENABLED: "true",
+        TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+    }
+    if not catalog.namespace_exists(name[:-1]):
+        catalog.create_namespace(name[:-1])
+    with catalog.create_table_transaction(name, schema, place, properties=properties) as created:
+        with created.update_spec() as spec:  # the files lack the column: readers take its value from the metadata
+            spec.add_identity(_PARTITION)
+        mapping = created.table_metadata.schema().name_mapping.model_dump_json()  # the files have no ids of fields
+        created.set_properties({TableProperties.DEFAULT_NAME_MAPPING: mapping})
+    return catalog.load_table(name)
+
+
+def _commit(table: Table, delta: Snapshot, place: str) -> tuple[int, int]:
+    """Commit the columns and files that differ, in one commit; return how many files came and went."""
+    current = table.current_snapshot()
+    reached = {_VERSION: str(delta.delta.version()), _TABLE: delta.id}
+    shown = (current and current.summary) or {}
+    if all(shown.get(name) == value for name, value in reached.items()):
+        return 0, 0
+    files, there = delta.files(), _files(table, current)
+    paths = [f"{place}/{unquote(path)}" for path in files["path"].to_pylist()]
+    is_new = [path not in there for path in paths]
+    added = [*compress(paths, is_new)]
+    removed = [there[path] for path in there.keys() - {*paths}]
+    with table.transaction() as transaction:
+        with transaction.update_schema() as columns:
+            columns.union_by_name(delta.schema)
+        if added or removed:
+            schema, change = transaction.table_metadata.schema(), transaction.update_snapshot(reached)
+            with change.overwrite() if removed else change.merge_append() as snapshot:
+                for path, row in zip(added, files.filter(pa.array(is_new, pa.bool_())).to_pylist(), strict=True):
+                    snapshot.append_data_file(_data_file(path, row, schema, delta))
+                for file in removed:
+                    snapshot.delete_data_file(file)
+    return len(added), len(removed)
+
+
+def _files(table: Table, snapshot: IcebergSnapshot | None) -> dict[str, DataFile]:
+    """The data files of a snapshot, by path."""
+    manifests = snapshot.manifests(table.io) if snapshot is not None else []
+    entries = (entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io))
+    return {entry.data_file.file_path: entry.data_file for entry in entries}
+
+
+def _data_file(path: str, row: Mapping[str, Any], schema: Schema, delta: Snapshot) -> DataFile:
+    """A file as Iceberg's manifests have it, by a row of `Snapshot.files`."""
+    fields = [field for field in schema.fields if isinstance(field.field_type, _BOUNDED)]
+    nulls = {field.field_id: row.get(f"null_count.{field.name}") for field in fields}
+    nulls = {field_id: count for field_id, count in nulls.items() if count is not None}
+    rows = row["num_records"]
+    if rows is None:  # another program has written it, without statistics
+        rows = pq.read_metadata(delta.open(row["path"])).num_rows
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(row[f"partition.{_PARTITION}"]),
+        record_count=rows,
+        file_size_in_bytes=row["size_bytes"],
+        value_counts=dict.fromkeys(nulls, rows),
+        null_value_counts=nulls,
+        lower_bounds=_bounds(fields, row, "min", timedelta(0)),
+        upper_bounds=_bounds(fields, row, "max", timedelta(milliseconds=1)),  # Delta's writer drops what is below 1 ms
+    )
+
+
+def _bounds(fields: Iterable[NestedField], row: Mapping[str, Any], which: str, later: timedelta) -> dict[int, bytes]:
+    found = {field.field_id: (field.field_type, row.get(f"{which}.{field.name}")) for field in fields}
+    return {
+        field_id: to_bytes(kind, value + later if isinstance(value, datetime) else value)
+        for field_id, (kind, value) in found.items()
+        if value is not None
+    }
+
+
+def _expire(table: Table, age_ms: int) -> None:
+    """Forget snapshots of an age, and delete what only they need, long before VACUUM deletes files that they name.
+
+    Not at each run, which would be as many commits again.
+    """
+    before, current = table.snapshots(), table.current_snapshot()
+    limit_ms = now_ms() - age_ms
+    if all(each == current or each.timestamp_ms >= limit_ms - age_ms // 24 for each in before):
+        return
+    table.maintenance.expire_snapshots().older_than(as_datetime(limit_ms)).commit()
+    left = {each.snapshot_id for each in table.snapshots()}
+    gone = [each for each in before if each.snapshot_id not in left]
+    kept = sorted((each for each in before if each.snapshot_id in left), key=lambda each: each.timestamp_ms)
+    # What a later snapshot does not have, none after it has. Those of an age that are left have a tag.
+    near = kept[: 1 + sum(each.timestamp_ms < limit_ms for each in kept)]
+    used, old = ({one.manifest_path for each in some for one in each.manifests(table.io)} for some in (near, gone))
+    for path in (old - used) | {each.manifest_list for each in gone}:
+        with suppress(OSError):  # it is gone, or stays for nobody
+            table.io.delete(path)
