@@ -29,8 +29,13 @@ _BEATS = 3
 _LOOK_S = 0.5
 
 
+def files_beside(spark: SparkSession, config: Config) -> FileSystem:
+    """The directory of the warehouse; for one in a catalog, that of its checkpoints."""
+    return FileSystem(spark, config.scratch if config.warehouse.startswith("schema:") else config.warehouse)
+
+
 class Heartbeat:
-    """The file `_coordinator` in the warehouse; for a warehouse in a catalog, in the directory of its checkpoints.
+    """The file `_coordinator` beside the tables.
 
     Args:
         spark: any session of the application.
@@ -40,8 +45,7 @@ class Heartbeat:
 
     def __init__(self, spark: SparkSession, config: Config, epoch: int = 0) -> None:
         self._own = f"{describe_self(epoch)}, sign "
-        is_catalog = config.warehouse.startswith("schema:")
-        self._files = FileSystem(spark, config.scratch if is_catalog else config.warehouse)
+        self._files = files_beside(spark, config)
         self._after_s = config.standby_after_ms / 1_000
 
     @contextmanager
@@ -81,11 +85,15 @@ class Heartbeat:
             if ended.wait(self._after_s / _BEATS):
                 return
 
-    def await_silence(self) -> None:
-        """Waits until no coordinator gives signs."""
+    def is_there(self) -> bool:
+        """Whether there is a sign, maybe an old one."""
+        return self._read() is not None
+
+    def await_silence(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Waits until no coordinator gives signs, or `is_over` says that the wait is."""
         last, since = self._read(), time.monotonic()
         log.warning("standing by for %s", last or "nobody")
-        while last is not None and time.monotonic() - since < self._after_s:
+        while last is not None and time.monotonic() - since < self._after_s and not is_over():
             time.sleep(_LOOK_S)
             found = self._read()
             if found != last:
