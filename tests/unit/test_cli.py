@@ -34,6 +34,8 @@ QUESTIONS = (
     "doctor",
     "backup",
     "report",
+    "send",
+    "consume",
     "delayed",
     "recall",
     "unfinished",
