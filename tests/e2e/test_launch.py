@@ -266,6 +266,32 @@ def test_a_signal_ends_a_coordinator_with_0_and_leaves_nothing_behind_but_json(
     assert not any("stack" in line for line in told)
 
 
+@pytest.mark.long
+def test_the_command_stop_ends_one_coordinator_with_0_and_a_standby_takes_over(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    def stop() -> tuple[int, str]:
+        done = start("-m", "commitlake.tools.cli", "stop", f"--set=warehouse={tmp_path / 'warehouse'}")
+        printed, errors = done.communicate(timeout=120 * patience())
+        return done.returncode, printed + errors
+
+    where = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "stopped."}
+    with coordinator(tmp_path, kafka__queues=2, **where) as active:
+        active.ready()
+        with coordinator(tmp_path, "--standby", kafka__queues=2, **where) as standby:
+            standby.until(lambda: "standing by" in standby.said, 120)
+            assert stop() == (0, "the coordinator has ended\n")
+            assert active.end() == 0, active.said
+            assert "stopping, as `commitlake stop` asks" in active.said
+            standby.ready()
+            time.sleep(10)
+            assert standby.process.poll() is None, standby.said  # the request was for the other one
+            assert stop()[0] == 0
+            assert standby.end() == 0, standby.said
+    assert stop() == (3, "no coordinator runs on this warehouse\n")
+    assert not (tmp_path / "warehouse" / "_stop").exists()
+
+
 @pytest.mark.soak
 def test_available_now_works_off_what_is_there_and_exits_0(broker: EmbeddedBroker, tmp_path: Path) -> None:
     place = tmp_path / "a,b"

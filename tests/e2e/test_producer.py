@@ -31,6 +31,7 @@ from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import codecs
+from commitlake.tools.cli.app import app
 
 pytestmark = pytest.mark.short
 
@@ -39,6 +40,19 @@ pytestmark = pytest.mark.short
 def kafka(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> Namespace:
     """Empty topics with published settings, for both engines."""
     return published(broker, request.param)
+
+
+def test_the_command_sends_a_message_or_refuses_it(kafka: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+    where = [f"--set=kafka.bootstrap_servers={kafka.servers}", f"--set=kafka.topic_prefix={kafka.prefix}"]
+    with pytest.raises(SystemExit) as ended:
+        app(["send", "orders", "one tea", "--keys=order-1", "--tags=new", "--delay=10s", *where])
+    assert ended.value.code == 0
+    (record,) = kafka.read("messages")
+    sent = codecs.decode_message(record.key, record.value, record.headers)
+    assert (sent.topic, sent.body, sent.keys, sent.tags) == ("orders", b"one tea", "order-1", "new")
+    assert capsys.readouterr().out == f"sent {sent.msg_id}; orders shows it when its delay has ended\n"
+    with pytest.raises(MQClientException, match="delay_seconds"):
+        app(["send", "orders", "one tea", "--delay=soon", *where])
 
 
 def test_the_half_message_is_in_kafka_before_the_local_transaction(kafka: Namespace) -> None:

@@ -24,7 +24,7 @@ from commitlake.spark import process, submit
 from commitlake.tools.cli import app, options, output, questions
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("run", "ledger", "audit", "admin", "maintain", "erase")
+COMMANDS = ("run", "stop", "ledger", "audit", "admin", "maintain", "erase")
 QUESTIONS = (
     "demo",
     "find",
@@ -34,6 +34,8 @@ QUESTIONS = (
     "doctor",
     "backup",
     "report",
+    "send",
+    "consume",
     "delayed",
     "recall",
     "unfinished",
@@ -53,6 +55,7 @@ LINES = (
     ("ledger", "--", "-id"),
     ("audit", "--set", "warehouse=there"),
     ("maintain",),
+    ("stop", "--conf=conf/local.yaml"),
     ("admin", "resume", "id", "--remark", "", "--set", "kafka.bootstrap_servers=k:1"),
     ("admin", "commit", "--remark", "--force", "--set", "kafka.bootstrap_servers=k:1", "--", "-id"),
 )
@@ -93,7 +96,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         return work
 
-    for name in ("run", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
+    for name in ("run", "stop", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
         monkeypatch.setattr(commands, name, record(name))
     monkeypatch.setattr(admin, "send", record("send"))
     return calls

@@ -279,6 +279,28 @@ def test_what_a_group_has_not_done_is_a_question_that_needs_no_spark(
     assert ask("--where", "KEYS = 'k9'") == (3, [])
 
 
+def test_the_command_prints_each_message_once_and_bytes_that_are_no_text_as_base64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*words: str) -> tuple[object, list[dict[str, Any]]]:
+        with pytest.raises(SystemExit) as ended:
+            app(["consume", "orders", "--group=try", f"--set=warehouse={tmp_path}", *words])
+        return ended.value.code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    rows = [message(n, batch=n, body=body) for n, body in enumerate([b"tea", "schön".encode(), b"\xff\x00"])]
+    write(tmp_path, "orders", rows)
+    code, (first,) = read("--limit=1")
+    assert code == 0
+    assert first == {
+        **{"visible_at": "2026-01-01T00:00:00.000Z", "position": "half-0-0-0", "message_id": "m0"},
+        **{"transaction_id": "m0", "tags": None, "keys": "k0", "properties": {}, "body": "tea"},
+    }
+    code, left = read()
+    assert code == 0
+    assert [row.get("body") or row["body_base64"] for row in left] == ["schön", "/wA="]
+    assert read() == (3, [])
+
+
 def test_files_that_maintenance_has_removed_meanwhile_are_read_from_the_newest_version(warehouse: Path) -> None:
     place = f"{warehouse}/topics/orders"
     reader = Topic(place)

@@ -21,6 +21,7 @@ from commitlake.coordinator import optional_services
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
+from commitlake.coordinator.recovery.stop_mark import LOOK_S, StopMark
 from commitlake.coordinator.rehearsal import rehearsing
 from commitlake.coordinator.restarts import Restarts, is_outage
 from commitlake.coordinator.run import Run
@@ -136,6 +137,7 @@ class Coordinator:
         cluster.check(self.spark, self.config)
         session.apply_settings(self.spark, self.config)  # again, now that all executors are there
         self._lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # its error names who runs
+        StopMark(self.spark, self.config).clear()
         self.config = self._stack.enter_context(provide(self.config))
 
     def _begin(self, *, available_now: bool = False) -> None:
@@ -162,6 +164,15 @@ class Coordinator:
         self._serves = True
         self._watching = threading.Thread(target=self._watch, name="commitlake-watch", daemon=True)
         self._watching.start()
+        threading.Thread(target=self._await_stop_mark, name="commitlake-stop-mark", daemon=True).start()
+
+    def _await_stop_mark(self) -> None:
+        """Stops when `commitlake stop` asks for it, also while Kafka is away."""
+        mark = StopMark(self.spark, self.config)
+        while not self._stopping.wait(LOOK_S):
+            if mark.is_left():
+                log.warning("stopping, as `commitlake stop` asks: what is under way ends first")
+                self.stop()
 
     def _health(self) -> str | None:
         """The failure; None when there is none, or Kafka is away: no restart of the process helps against that."""

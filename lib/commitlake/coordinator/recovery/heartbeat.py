@@ -30,7 +30,7 @@ _LOOK_S = 0.5
 
 
 class Heartbeat:
-    """The file `_coordinator` in the warehouse; for a warehouse in a catalog, in the directory of its checkpoints.
+    """The file `_coordinator` beside the tables.
 
     Args:
         spark: any session of the application.
@@ -80,11 +80,15 @@ class Heartbeat:
             if ended.wait(self._after_s / _BEATS):
                 return
 
-    def await_silence(self) -> None:
-        """Waits until no coordinator gives signs."""
+    def is_there(self) -> bool:
+        """Whether there is a sign, maybe an old one."""
+        return self._read() is not None
+
+    def await_silence(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Waits until no coordinator gives signs, or `is_over` says that the wait is."""
         last, since = self._read(), time.monotonic()
         log.warning("standing by for %s", last or "nobody")
-        while last is not None and time.monotonic() - since < self._after_s:
+        while last is not None and time.monotonic() - since < self._after_s and not is_over():
             time.sleep(_LOOK_S)
             found = self._read()
             if found != last:

@@ -166,6 +166,21 @@ def run(
 
 
 @app.command()
+def stop(
+    context: typer.Context, conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False
+) -> None:
+    """Stop the coordinator, wherever it runs, and wait until it has ended; it exits with 0.
+
+    A standby takes over. Exit code 3 when no coordinator runs.
+    """
+    settings = load(conf, sets)
+    with in_driver(context):
+        from commitlake.tools.cli import commands
+
+        raise typer.Exit(commands.stop(settings))
+
+
+@app.command()
 def ledger(
     context: typer.Context,
     transaction_id: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,9 +15,11 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
+from commitlake.coordinator.recovery.stop_mark import LOOK_S, StopMark
 from commitlake.errors import FencedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
+from commitlake.reading.questions import liveness
 from commitlake.spark import cluster, process, session
 from commitlake.tables import Warehouse
 from commitlake.tools import erase as erasing
@@ -64,6 +67,25 @@ def _serve(coordinator: Coordinator) -> None:
         pass
     if stop.is_set():
         log.warning("stopping: what is under way ends first")
+
+
+def stop(settings: Config) -> int:
+    """Ask the coordinator to stop, and wait until it has ended or a standby has taken over; 3 when none runs."""
+    spark = _session_on_tables(settings, "stop")
+    settings = cluster.resolved(spark, settings)
+    sign = None if is_local(settings.warehouse) else Heartbeat(spark, settings)
+    if not (liveness.runs(settings) if sign is None else sign.is_there()):
+        print("no coordinator runs on this warehouse")
+        return NOTHING
+    mark = StopMark(spark, settings)
+    mark.leave()
+    if sign is not None:
+        sign.await_silence(lambda: not mark.is_left())
+    while sign is None and liveness.runs(settings) and mark.is_left():
+        time.sleep(LOOK_S / 4)
+    mark.clear()
+    print("the coordinator has ended")
+    return 0
 
 
 def transaction(settings: Config, transaction_id: str) -> int:

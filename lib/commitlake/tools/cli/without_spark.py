@@ -11,7 +11,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.states import REJECTED_REASONS
 from commitlake.tools.cli import tx
-from commitlake.tools.cli.options import LOCAL, AsJson, Conf, Limit, Master, Sets, load
+from commitlake.tools.cli.options import LOCAL, AsJson, Conf, Limit, Master, Sets, load, with_address
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
@@ -195,6 +195,48 @@ def delayed(
     raise typer.Exit(ask(load(conf, sets), lambda tables: waiting(tables, topic, keys), limit, as_json))
 
 
+def send(
+    topic: Topic,
+    body: Annotated[str, typer.Argument(metavar="BODY", help="Sent as UTF-8.")],
+    tags: Annotated[str | None, typer.Option("--tags", metavar="TAG", help="What consumers filter by.")] = None,
+    keys: Annotated[str | None, typer.Option("--keys", metavar="KEYS", help="Business keys.")] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="TIME", help="Show it so much later: 10s, 3h.")
+    ] = None,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Send a message without a transaction, for a first try and for scripts.
+
+    Needs no Spark.
+    """
+    from commitlake.clients.producer.message import Message
+    from commitlake.tools.cli import messages
+
+    settings = with_address(load(conf, sets))
+    message = Message(topic, body, tags=tags, keys=keys, delay_seconds=delay)
+    raise typer.Exit(messages.send(settings, message))
+
+
+def consume(
+    topic: Topic,
+    group: Group,
+    tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")] = None,
+    where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="A condition on properties.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="End after N messages.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages, until Ctrl-C.")] = False,
+    conf: Conf = None,
+    sets: Sets = None,
+) -> None:
+    """Print committed messages that a group has not done, one JSON object a line; each is then done.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.tools.cli import messages
+
+    raise typer.Exit(messages.consume(load(conf, sets), topic, group, tags, where, limit, follow))
+
+
 def recall(
     topic: Topic,
     keys: Annotated[str, typer.Option("--keys", metavar="KEY", help="Only with this business key.")],
@@ -349,6 +391,6 @@ def iceberg(
 
 COMMANDS = (
     *(demo, find, rejected, topics, stats, doctor, backup, report),
-    *(delayed, recall, unfinished, groups, send_again, gateway, iceberg),
+    *(send, consume, delayed, recall, unfinished, groups, send_again, gateway, iceberg),
 )
 """In the order in which `--help` lists them."""
