@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the names of `_HOMES`, for type checkers and editors
     from commitlake.clients.delta.delta_transaction import delta_transaction as delta_transaction
     from commitlake.clients.delta.sink import sink as sink
     from commitlake.clients.producer import AsyncTransactionMQProducer as AsyncTransactionMQProducer
+    from commitlake.clients.producer import DatabaseListener as DatabaseListener
     from commitlake.clients.producer import DefaultMQProducer as DefaultMQProducer
     from commitlake.clients.producer import LocalTransactionState as LocalTransactionState
     from commitlake.clients.producer import Message as Message
@@ -68,8 +69,8 @@ _NAMES = {
     "clients.consumer.spark": "read_topic receipts",
     "clients.delta.delta_transaction": "delta_transaction",
     "clients.delta.sink": "sink",
-    "clients.producer": "AsyncTransactionMQProducer DefaultMQProducer TransactionMQProducer TransactionListener "
-    "LocalTransactionState Message MessageExt SendResult SendStatus TransactionSendResult",
+    "clients.producer": "AsyncTransactionMQProducer DatabaseListener DefaultMQProducer TransactionMQProducer "
+    "TransactionListener LocalTransactionState Message MessageExt SendResult SendStatus TransactionSendResult",
     "clients.tracing": "trace",
     "coordinator.coordinator": "Coordinator start",
     "errors": " ".join(errors.__all__),

@@ -198,8 +198,8 @@ def test_a_module_that_is_missing_and_no_extra_is_an_error_of_its_own() -> None:
     assert used_without({"yaml"}, ["consume"]) == ["consume bare No module named 'yaml'"]
 
 
-WITHIN = {"GatewayRefusal", "RecordError"}
-"""Those that no user of the package sees."""
+WITHIN = {"CatalogAwayError", "GatewayRefusal", "RecordError"}
+"""Those that no user of the package sees, but as their base."""
 
 PYTHON_WORKER = """
   An exception was thrown from the Python worker. Please see the stack trace below.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from commitlake.clients.producer import quiet_import as quiet_import
 from commitlake.clients.producer.asynchronous import AsyncTransactionMQProducer
+from commitlake.clients.producer.database_row import DatabaseListener
 from commitlake.clients.producer.default import DefaultMQProducer
 from commitlake.clients.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener
 from commitlake.clients.producer.message import (
@@ -20,6 +21,7 @@ from commitlake.errors import FailedSend, MQClientException, RefusedSend, Uncert
 
 __all__ = [
     "AsyncTransactionMQProducer",
+    "DatabaseListener",
     "DefaultMQProducer",
     "EndTransactionContext",
     "EndTransactionHook",

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from commitlake.clients.producer.plain import Timeout, data, free, id_of, named, shown
+from commitlake.clients.producer.plain import PROOFS, Timeout, data, free, id_of, named, shown
 from commitlake.errors import MQClientException, RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import natural, plain_text
-from commitlake.protocol.postgresql import TRANSACTION
 
 _POSITIONAL = 2
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -103,7 +102,7 @@ class Message:
     message_id: str | None = field(default=None, kw_only=True)
     _made_transaction_id: str | None = field(default=None, kw_only=True, repr=False)
     _made_id: str | None = field(default=None, kw_only=True, repr=False)
-    _database: str | None = field(default=None, kw_only=True, repr=False)  # database transaction of the current send
+    _proof: tuple[str, str] | None = field(default=None, kw_only=True, repr=False)  # a property of the current send
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -161,18 +160,18 @@ class Message:
             self.transaction_id = self._made_transaction_id = transaction_id
 
     @contextmanager
-    def named_by(self, database: str) -> Iterator[None]:
-        """Name the database transaction that answers the checks, for a send within the `with` block."""
-        self._database = database
+    def proven_by(self, name: str, value: str) -> Iterator[None]:
+        """Name what answers the checks, by a property of the send within the `with` block."""
+        self._proof = name, value
         try:
             yield
         finally:  # the same object may later be sent in another transaction, or in none
-            self._database = None
+            self._proof = None
 
     def put_user_property(self, name: str, value: str) -> None:
         """Set a user property; `CHECK_IMMUNITY_TIME_IN_SECONDS` sets the immunity, as in RocketMQ.
 
-        `postgresql.transaction` is ignored, since it would name the transaction of another message.
+        `postgresql.transaction` and `commitlake.database` are ignored: they would name another message's transaction.
 
         Raises:
             MQClientException: the name belongs to the protocol, or name or value is empty or no string.
@@ -181,7 +180,7 @@ class Message:
             name, value = named(name, value)
             if name == headers.CHECK_IMMUNITY:
                 self.check_immunity_seconds = natural(value)
-            elif name != TRANSACTION:  # copied from a received message, it would make that one's transaction answer
+            elif name not in PROOFS:  # copied from a received message, it would make that one's transaction answer
                 self.properties[free(name)] = value
         except RecordError as error:
             raise MQClientException(str(error)) from error

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from commitlake.errors import MQClientException, RecordError
-from commitlake.protocol import headers
+from commitlake.protocol import database_row, headers
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS, duration_ms
 from commitlake.protocol.encoding import MAX_ID_LENGTH, plain_text, utf8
@@ -22,6 +22,8 @@ from commitlake.protocol.postgresql import TRANSACTION
 if TYPE_CHECKING:
     from commitlake.clients.producer.message import Message
 
+PROOFS = (TRANSACTION, database_row.NAME)
+"""Properties that name what answers the checks of one transaction."""
 Timeout = int | str | timedelta
 """A number of ms, a text with a unit such as `15s`, or a `timedelta`."""
 _LONGEST_MS = 20 * DAY_MS
@@ -157,8 +159,9 @@ def properties_of(message: Message) -> dict[str, str]:
     found = dict(named(*each) for each in given.items())
     for name in headers.RESERVED_HEADERS.intersection(found):
         free(name)
-    found.pop(TRANSACTION, None)  # copied from a received message, it would make that one's transaction answer
-    return found | ({TRANSACTION: message._database} if message._database else {})
+    for name in PROOFS:  # copied from a received message, it would make that one's transaction answer
+        found.pop(name, None)
+    return found | dict([message._proof] if message._proof else [])
 
 
 def named(name: object, value: object) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
+from commitlake.clients.producer.database_transaction import DatabaseTransaction, local_transaction
 from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
@@ -26,7 +27,7 @@ from commitlake.clients.producer.message import (
     TransactionSendResult,
 )
 from commitlake.clients.producer.plain import Timeout, milliseconds
-from commitlake.clients.producer.postgresql import DatabaseTransaction, LocalDatabase
+from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.errors import FailedSend, MQClientException, RefusedSend
@@ -193,23 +194,25 @@ class TransactionMQProducer(DefaultMQProducer):
         Args:
             is_answered: a rule of the coordinator answers the checks, so do not warn that a listener is missing. If the
                 coordinator publishes the groups with a rule, these count instead.
-            database: a connection of psycopg 3, or a connection or session of SQLAlchemy that uses psycopg. Its
-                transaction ends with this one, and PostgreSQL answers the checks, by a rule of the coordinator.
+            database: a connection of sqlite3 or of another driver with Python's database API, or a connection or
+                session of SQLAlchemy. Its transaction ends with this one, and a row of it proves the commit to a
+                `DatabaseListener`. With psycopg 3 PostgreSQL itself answers, by a rule of the coordinator.
 
         Raises:
-            MQClientException: `database` is no such connection.
+            MQClientException: `database` is no such connection, or has no table for the row.
             SetupError: psycopg is missing.
         """
-        self.warn_if_unanswered(is_answered or database is not None)
+        local = None if database is None else local_transaction(database, self._listener)
+        self.warn_if_unanswered(is_answered or isinstance(local, LocalDatabase))
 
         def send_decision(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
             if state is not ROLLBACK and database is None and not self._running:
                 raise FailedSend(_TOO_LATE)
             self._end_with(self.decided(halves, state), log_lost)
 
-        if database is None:
+        if local is None:
             return Transaction(self.send_half, send_decision)
-        return DatabaseTransaction(self.send_half, send_decision, LocalDatabase(database))
+        return DatabaseTransaction(self.send_half, send_decision, local)
 
     @property
     def has_listener(self) -> bool:

@@ -1,0 +1,128 @@
+"""The transaction of a database as the local transaction of several half messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from commitlake.clients.producer.database_row import DatabaseListener, LocalRow, Sql
+from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
+from commitlake.clients.producer.postgresql import LocalDatabase
+from commitlake.clients.producer.record_maker import topic_of
+from commitlake.clients.producer.transaction import HalfMessage, Transaction
+from commitlake.errors import MQClientException
+
+log = logging.getLogger(__name__)
+
+
+def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
+    """The transaction of a connection, which PostgreSQL itself or a row will prove.
+
+    Raises:
+        MQClientException: `given` can't be used, or the group's listener answers no checks by rows.
+    """
+    sql = Sql(given)
+    if sql.is_postgresql_by_psycopg:
+        return LocalDatabase(given)
+    if listener is not None and not isinstance(listener, DatabaseListener):
+        msg = (
+            f"database= needs a listener that looks at its rows, and that of the group is a {type(listener).__name__}; "
+            "give the producer commitlake.DatabaseListener(connect), or a class derived from it"
+        )
+        raise MQClientException(msg)
+    return LocalRow(sql)
+
+
+class DatabaseTransaction(Transaction):
+    """Made by `TransactionMQProducer.begin_transaction(database=...)`. For one thread, as its connection is.
+
+    Its half messages name the database's transaction, which ends first. If its outcome is not known here, no decision
+    is sent: the coordinator asks the database.
+
+    Args:
+        send_half: sends a half message; its second argument is the first one of the transaction, None for the first.
+        send_decision: sends the decision on all half messages, without waiting.
+        database: the transaction of the database.
+    """
+
+    def __init__(
+        self,
+        send_half: Callable[[Message, HalfMessage | None], HalfMessage],
+        send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
+        database: LocalDatabase | LocalRow,
+    ) -> None:
+        super().__init__(send_half, send_decision)
+        self._database = database
+        self._taken: Any = None  # its name
+        self._tries = self._last_sent = 0  # numbers of tries; a failed try may have left its mark in an outer savepoint
+
+    def send(self, message: Message) -> SendResult:
+        """Send one more half message and wait for its acknowledgement; see `Transaction.send`.
+
+        Raises:
+            MQClientException: nothing was sent: the block has ended the database's transaction itself, or has rolled
+                back a savepoint in which a message was sent, or the database may lose what it commits.
+        """
+        topic_of(message)
+        with self._lock:
+            self._check_open()
+            if self._taken is None:
+                self._taken = self._database.begin()
+            else:  # a message sent in the database's next transaction would end as the first transaction did
+                self._database.check(self._last_sent)
+            self._tries += 1
+            self._database.mark(self._tries)
+            with message.proven_by(self._database.property, str(self._taken)):
+                sent = super().send(message)
+            self._last_sent = self._tries
+            return sent
+
+    def commit(self) -> None:
+        """Commit the database's transaction, and make all messages visible; does nothing the second time.
+
+        Errors of the database are passed on. The messages then end as its transaction did.
+
+        Raises:
+            MQClientException: the transaction was rolled back, or is now: a send was uncertain, the block has ended the
+                database's transaction itself, or has rolled back a savepoint in which a message was sent, or the
+                database may lose what it commits.
+        """
+        with self._lock:
+            if self._ended is None and self._uncertain is None:
+                self._commit_database()
+            super().commit()
+
+    def rollback(self) -> None:
+        """Roll back the database's transaction, and drop all messages; does nothing the second time.
+
+        Raises:
+            MQClientException: the transaction was committed.
+        """
+        with self._lock:
+            if self._ended is None:
+                self._give_up()
+            else:
+                super().rollback()
+
+    def _commit_database(self) -> None:
+        try:
+            self._database.commit(self._last_sent)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _give_up(self) -> None:
+        """Roll back, then send the outcome that the database reports: a commit that raised may have taken effect."""
+        outcome, why = None if self._taken else "ROLLBACK", "it still runs there"
+        try:
+            self._database.rollback()
+            if self._taken:
+                outcome = self._database.outcome(self._taken)
+        except Exception as error:  # the driver's
+            why = str(error)
+        if outcome is None:
+            self._ended = LocalTransactionState.UNKNOW
+            log.warning("what became of the transaction %s of the database is left to its check: %s", self._taken, why)
+        else:
+            self._end(LocalTransactionState(outcome))

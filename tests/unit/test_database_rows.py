@@ -1,0 +1,388 @@
+"""Messages that end as a transaction of any database does, by a row: SQLite's here; the coordinator is in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext, suppress
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from commitlake import CommitLakeError, DatabaseListener, Message, TransactionListener
+from commitlake.clients.producer.database_row import Sql
+from commitlake.errors import FailedSend, MQClientException, RecordError
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.database_row import CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of, state_of
+from commitlake.protocol.durations import DAY_MS
+from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.testing.producer import InMemoryProducer
+
+GROUP, KINDS = "shop", ["sqlite3", "connection", "session"]
+
+
+class Shop:
+    """A database, a connection of some kind to it, and a coordinator with a producer."""
+
+    def __init__(self, place: Path, kind: str = "sqlite3") -> None:
+        self.place, self.lake = place, InMemoryCoordinator({"transaction.timeout": "10s"})
+        self.sql(f"CREATE TABLE orders (id TEXT PRIMARY KEY); {CREATE}")
+        self.sql(f"INSERT INTO {TABLE} VALUES ('database', 'shop', 0)")
+        self.producer = self.join()
+        self.made = self.connection(kind)
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.place, timeout=0.1)
+
+    def connection(self, kind: str) -> Any:
+        if kind == "sqlite3":
+            return self.connect()
+        engine = create_engine(f"sqlite:///{self.place}")
+        return engine.connect() if kind == "connection" else Session(engine)
+
+    def join(self, **options: Any) -> InMemoryProducer:
+        return self.lake.producer(GROUP, DatabaseListener(self.connect, **options))
+
+    def sql(self, statements: str) -> None:
+        with closing(self.connect()) as connection:
+            connection.executescript(statements)
+
+    def run(self, statement: str) -> None:
+        self.made.execute(statement if isinstance(self.made, sqlite3.Connection) else text(statement))
+
+    def order(self, name: str = "17") -> None:
+        self.run(f"INSERT INTO orders VALUES ('{name}')")
+
+    def begin(self) -> Any:
+        return self.producer.begin_transaction(database=self.made)
+
+    def orders(self) -> list[str]:
+        with closing(self.connect()) as connection:
+            return [row[0] for row in connection.execute("SELECT id FROM orders ORDER BY id")]
+
+    def shown(self) -> list[bytes]:
+        return [message.body for message in self.lake.messages("orders")]
+
+    def state(self, message: Message) -> str:
+        return self.lake.outcome(str(message.transaction_id)).state
+
+
+@pytest.fixture(params=KINDS)
+def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    made = Shop(tmp_path / "shop.db", request.param)
+    with closing(made.made):
+        yield made
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path / "shop.db")
+    with closing(made.made):
+        yield made
+
+
+def test_messages_become_visible_with_the_rows_of_the_block(shop: Shop) -> None:
+    with shop.begin() as transaction:
+        shop.order()
+        transaction.send(Message("orders", "a book"))
+        transaction.send(Message("orders", "two points"))
+        assert (shop.orders(), shop.shown()) == ([], [])
+    assert (shop.orders(), shop.shown()) == (["17"], [b"a book", b"two points"])
+    with shop.begin() as transaction:  # the connection goes on
+        transaction.send(Message("orders", "later"))
+    assert shop.shown()[2:] == [b"later"]
+
+
+def test_an_error_in_the_block_rolls_both_back(shop: Shop) -> None:
+    message = Message("orders", "a book")
+    with pytest.raises(ValueError, match="sold out"), shop.begin() as transaction:
+        shop.order()
+        transaction.send(message)
+        raise ValueError("sold out")
+    assert (shop.orders(), shop.state(message)) == ([], "ROLLED_BACK")
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_whatever_befalls_messages_are_visible_exactly_when_the_rows_are_there(shop: Shop, fault: Fault) -> None:
+    shop.producer.fault = fault
+    with suppress(Crash, CommitLakeError), shop.begin() as transaction:
+        shop.order()
+        transaction.send(Message("orders", "a book"))
+    shop.made.close()  # as the end of a process does
+    shop.join()
+    shop.lake.advance("10m")
+    assert shop.shown() == [b"a book"] * len(shop.orders())
+    assert shop.lake.pending == []
+
+
+def test_a_check_of_an_open_transaction_decides_nothing_and_blocks_it_for_a_moment_only(shop: Shop) -> None:
+    message = Message("orders", "a book")
+    with shop.begin() as transaction:
+        shop.order()
+        transaction.send(message)
+        shop.lake.advance("15s")  # SQLite has one writer: the check waits 0.1 s, and answers UNKNOW
+        assert shop.lake.outcome(str(message.transaction_id)).checks == 1
+        assert shop.state(message) == "PENDING"
+    assert (shop.orders(), shop.state(message)) == (["17"], "COMMITTED")
+
+
+def test_what_a_check_has_revoked_can_never_commit(shop: Shop) -> None:
+    message = Message("orders", "a book")
+    with pytest.raises(Exception, match=r"was ended within|has lost its rows"), shop.begin() as transaction:
+        shop.order()
+        transaction.send(message)
+        shop.made.rollback()  # the row is gone
+        shop.lake.advance("15s")
+        assert shop.state(message) == "ROLLED_BACK"
+        shop.order()
+        transaction.send(Message("orders", "again"))
+    assert (shop.orders(), shop.shown()) == ([], [])
+
+
+def released(shop: Shop, send: Callable[[], object]) -> None:
+    shop.order("1")
+    shop.run("SAVEPOINT here")
+    send()
+    shop.run("RELEASE here")
+
+
+def rolled_back(shop: Shop, send: Callable[[], object]) -> None:
+    shop.order("1")
+    shop.run("SAVEPOINT here")
+    send()
+    shop.run("ROLLBACK TO here")
+
+
+def sent_before_and_in_what_was_rolled_back(shop: Shop, send: Callable[[], object]) -> None:
+    send()
+    rolled_back(shop, send)
+
+
+def sent_after_what_was_rolled_back(shop: Shop, send: Callable[[], object]) -> None:
+    rolled_back(shop, send)
+    send()
+
+
+def failed_and_sent_again(shop: Shop, send: Callable[[], object]) -> None:
+    shop.order("1")
+    shop.producer.fault = Fault.KAFKA_AWAY
+    with suppress(FailedSend):
+        send()
+    send()
+
+
+LOST = "a savepoint of the database in which a message was sent was rolled back"
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        (released, None),
+        (failed_and_sent_again, None),
+        (rolled_back, LOST),
+        (sent_before_and_in_what_was_rolled_back, LOST),
+        (sent_after_what_was_rolled_back, LOST),
+    ],
+)
+def test_messages_end_as_their_rows_in_every_order_of_savepoint_and_send(
+    shop: Shop, steps: Callable[[Shop, Callable[[], object]], None], error: str | None
+) -> None:
+    expected = nullcontext() if error is None else pytest.raises(MQClientException, match=error)
+    with expected, shop.begin() as transaction:
+        steps(shop, lambda: transaction.send(Message("orders", "a book")))
+    assert bool(shop.orders()) == bool(shop.shown()) == (error is None)
+    assert shop.lake.pending == []
+
+
+def test_a_block_that_ends_its_transaction_itself_is_told(shop: Shop) -> None:
+    message = Message("orders", "a book")
+    with pytest.raises(MQClientException, match="was ended within the block"), shop.begin() as transaction:
+        shop.order()
+        transaction.send(message)
+        shop.made.commit()
+        transaction.send(Message("orders", "too late"))
+    assert (shop.orders(), shop.shown()) == (["17"], [b"a book"])  # as their row says
+
+
+def test_a_row_that_comes_between_the_look_and_the_tombstone_counts(
+    plain: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    state = Sql.state
+
+    def late(sql: Sql, name: str) -> str | None:
+        if name != "database" and not seen:
+            seen.append(None)
+            plain.sql(f"INSERT INTO {TABLE} VALUES ('{name}', '{state_of(1)}', 0)")
+            return None
+        return state(sql, name)
+
+    message = checked(plain)
+    monkeypatch.setattr(Sql, "state", late)
+    plain.lake.advance("15s")
+    assert (seen, plain.state(message)) == ([None], "COMMITTED")
+
+
+def checked(shop: Shop) -> Message:
+    """A message whose process died after its half message."""
+    message = Message("orders", "a book")
+    shop.producer.fault = Fault.CRASH_AFTER_HALF
+    with suppress(Crash), shop.begin() as transaction:
+        transaction.send(message)
+    shop.made.close()
+    shop.join()
+    return message
+
+
+def test_another_database_is_not_believed(plain: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    message = checked(plain)
+    plain.sql(f"UPDATE {TABLE} SET state = 'copy' WHERE id = 'database'")
+    plain.lake.advance("20s")
+    assert plain.state(message) == "PENDING"
+    assert "its rows are in the database shop, and this one is copy" in caplog.text
+    plain.sql(f"UPDATE {TABLE} SET state = 'shop' WHERE id = 'database'")
+    plain.lake.advance("60s")
+    assert plain.state(message) == "ROLLED_BACK"
+
+
+def test_a_database_that_is_away_is_answered_unknown(plain: Shop) -> None:
+    message = checked(plain)
+    plain.place.rename(plain.place.with_name("away"))
+    plain.lake.advance("20s")
+    assert plain.state(message) == "PENDING"
+    plain.place.unlink()  # SQLite has made an empty one
+    plain.place.with_name("away").rename(plain.place)
+    plain.lake.advance("60s")
+    assert plain.state(message) == "ROLLED_BACK"
+
+
+def test_rows_go_a_day_after_their_age_and_older_checks_get_no_decision(plain: Shop) -> None:
+    for name, days in (("old", 9), ("young", 7.5)):
+        plain.sql(f"INSERT INTO {TABLE} VALUES ('{name}', '{REVOKED}', {now_ms() - int(days * DAY_MS)})")
+    assert DatabaseListener(plain.connect).tidy() == 1
+    with closing(plain.connect()) as connection:
+        assert {row[0] for row in connection.execute(f"SELECT id FROM {TABLE}")} == {"database", "young"}
+    plain.lake.now -= 8 * DAY_MS
+    message = checked(plain)
+    plain.lake.advance("20s")
+    assert plain.state(message) == "PENDING"
+
+
+def test_the_table_is_made_once_and_a_missing_one_is_an_error_with_its_sql(tmp_path: Path) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "new.db")
+
+    with pytest.raises(MQClientException, match=r"no such table.*CREATE TABLE commitlake_transactions"):
+        DatabaseListener(connect)
+    for _ in range(2):
+        DatabaseListener(connect, create=True)
+    engine = create_engine(f"sqlite:///{tmp_path / 'new.db'}")
+    DatabaseListener(engine)
+    DatabaseListener(engine, create=True)
+    with closing(connect()) as connection:
+        assert connection.execute(f"SELECT count(*), max(length(state)) FROM {TABLE}").fetchall() == [(1, 32)]
+
+
+class Orders(TransactionListener):
+    """A listener of the application."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> None: ...
+
+    def check_local_transaction(self, message: Message) -> None: ...
+
+
+def test_what_can_not_be_used_is_refused_before_anything_is_sent(plain: Shop, tmp_path: Path) -> None:
+    begin = plain.producer.begin_transaction
+    with pytest.raises(MQClientException, match=r"database= is a builtins.str; allowed are"):
+        begin(database="shop.db")
+    of_asyncio = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio"})
+    with pytest.raises(MQClientException, match="none of asyncio's"):
+        begin(database=of_asyncio())
+    for isolation in (
+        sqlite3.connect(plain.place, isolation_level=None),
+        create_engine(f"sqlite:///{plain.place}", isolation_level="AUTOCOMMIT").connect(),
+    ):
+        with closing(isolation), pytest.raises(MQClientException, match="autocommit on"):
+            begin(database=isolation)
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other, pytest.raises(MQClientException, match="CREATE"):
+        begin(database=other)
+    with pytest.raises(MQClientException, match=r"give the producer commitlake.DatabaseListener\(connect\)"):
+        plain.lake.producer("others", Orders()).begin_transaction(database=plain.made)
+    with pytest.raises(MQClientException, match="runs no local transaction"):
+        DatabaseListener(plain.connect).execute_local_transaction(Message("orders", ""), None)
+
+
+def test_a_message_made_of_a_received_one_does_not_name_its_row(plain: Shop) -> None:
+    copy = Message("orders", "a copy", properties={NAME: "shop/1", "shop": "1"})
+    assert copy.properties == {"shop": "1"}
+    copy.properties[NAME] = "shop/1"
+    plain.producer.send(copy)
+    assert [message.properties for message in plain.lake.messages("orders")] == [{"shop": "1"}]
+
+
+@pytest.mark.parametrize("wrong", ["", "shop", "shop/", "/1"])
+def test_a_name_without_database_or_row_is_no_name(wrong: str) -> None:
+    with pytest.raises(RecordError, match="allowed is <database>/<id>"):
+        row_name_of(wrong)
+
+
+def test_the_documents_example_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()
+    text, kafka = page.split("```python\n")[1].split("```")[0], ', bootstrap_servers="127.0.0.1:19092"'
+    assert kafka in text
+    lake = InMemoryCoordinator()
+    for _ in range(2):
+        exec(text.replace("TransactionMQProducer(", "lake.producer(").replace(kafka, ""), {"lake": lake})
+    assert [message.body for message in lake.messages("orders")] == [b"two espressos"] * 2
+    sql = page.split("```sql\n")[1].split("```")[0]
+    with closing(sqlite3.connect("migrated.db")) as database:
+        database.executescript(sql)
+    DatabaseListener(lambda: sqlite3.connect("migrated.db"))
+
+
+LOCAL = ("insert", "commit")
+CHECK = ("look", "revoke", "look again")
+
+
+@pytest.mark.parametrize("crashes_after", range(3))
+def test_no_order_of_local_transaction_checks_and_a_crash_tells_another_end_than_the_rows(crashes_after: int) -> None:
+    """A model of a unique key: an insert waits for an open one; two checks, every order of their steps."""
+    steps = [*(("local", step) for step in LOCAL[:crashes_after]), *((who, s) for who in ("a", "b") for s in CHECK)]
+    seen = set()
+    for order in set(permutations(who for who, _ in steps)):
+        told, committed = played(order, crashes_after)
+        assert told in ({"COMMIT"}, {"ROLLBACK"}, set()), order
+        assert committed or told != {"COMMIT"}
+        assert not committed or told != {"ROLLBACK"}
+        seen.add((committed, *told))
+    assert len(seen) >= (1 if crashes_after < 2 else 2)
+
+
+def played(order: tuple[str, ...], crashes_after: int) -> tuple[set[str], bool]:
+    """The answers of both checks, and whether the local transaction has committed."""
+    row: str | None = None
+    open_row = is_dead = committed = False
+    done = dict.fromkeys(("local", "a", "b"), 0)
+    known: dict[str, str | None] = {}
+    for who in order:
+        step = (LOCAL if who == "local" else CHECK)[done[who]]
+        done[who] += 1
+        if who == "local":
+            if step == "insert":
+                is_dead = row is not None  # the key is there: the block raises, and rolls back
+                open_row = not is_dead
+            elif not is_dead:
+                row, open_row, committed = state_of(1), False, True
+            if done["local"] == crashes_after < len(LOCAL):
+                open_row = False
+        elif step == "revoke":
+            if row is None and known[who] is None and not open_row:  # an open insert: it gives up, and answers UNKNOW
+                row = known[who] = REVOKED
+        else:
+            known[who] = row if known.get(who) is None else known[who]
+    return {decision for state in known.values() if state and (decision := decision_of(state))}, committed
