@@ -7,7 +7,7 @@ import runpy
 import sqlite3
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,22 +153,28 @@ def test_an_order_that_the_readme_sends_twice_is_told_once(
     fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    one = next(text for text in snippets if "class Orders" in text)
-    several = next(text for text in snippets if "begin_transaction" in text)
-    listener, _, sends_one = one.partition("\nwith ")
+    by_row = next(text for text in snippets if "DatabaseListener" in text)
+    by_listener = next(text for text in snippets if "class Orders" in text)
     monkeypatch.chdir(tmp_path)
     lake = InMemoryCoordinator()
-    for send in (f"with {sends_one}", several):
+    for text in (by_row, by_listener):
         for befalls in (fault, None):  # the second time all goes well
             monkeypatch.setattr(commitlake, "TransactionMQProducer", partial(in_memory, lake, befalls))
             with suppress(Crash, CommitLakeError, sqlite3.IntegrityError):
-                exec(f"{listener}\n{send}", {})
+                exec(text, {})
     names: dict[str, Any] = {}
-    exec(listener, names)
-    with lake.producer("order-service", names["Orders"]()):
+    exec(by_listener.partition("\nwith ")[0], names)
+    with (
+        lake.producer("bar", names["Orders"]()),
+        lake.producer("order-service", commitlake.DatabaseListener(partial(sqlite3.connect, "orders.db"))),
+    ):
         lake.advance("10m")
-    assert [message.keys for message in lake.messages("orders")] == ["order-1", "order-2"]
-    assert [message.keys for message in lake.messages("points")] == ["order-2"]
+    with closing(sqlite3.connect("orders.db")) as database:
+        rows = database.execute("SELECT count(*) FROM orders").fetchone()[0]
+    keys = [message.keys for message in lake.messages("orders")]
+    assert 1 <= rows <= 2
+    assert sorted(keys) == ["order-1"] * rows + ["order-2"]
+    assert [message.keys for message in lake.messages("points")] == ["order-1"] * rows
     assert lake.pending == []
 
 
