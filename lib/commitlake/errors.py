@@ -132,6 +132,10 @@ class GatewayRefusal(CommitLakeError):
         self.code = code
 
 
+class Undecided(CommitLakeError):
+    """Raised within CommitLake by a listener in place of an answer: the check is asked again, and does not count."""
+
+
 class MQClientException(CommitLakeError):
     """Raised by a producer whose call had no effect. A send raises a subclass, which says what happened to the record.
 

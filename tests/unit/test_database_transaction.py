@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from threading import Thread
@@ -13,7 +14,7 @@ import pytest
 from tests.support import postgres
 from tests.support.polling import wait_for
 
-from commitlake import FailedSend, Message, RefusedSend, UncertainSend
+from commitlake import DatabaseListener, FailedSend, Message, RefusedSend, UncertainSend
 from commitlake.coordinator.resolving.database import answers
 from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import MQClientException
@@ -470,11 +471,41 @@ def test_a_message_made_of_a_received_one_does_not_name_its_transaction() -> Non
 
 
 def test_other_connections_are_refused(shop: Shop) -> None:
-    with pytest.raises(MQClientException, match=r"database= is a builtins.str; allowed are a connection of psycopg 3"):
+    with pytest.raises(
+        MQClientException, match=r"database= is a builtins.str; allowed are a connection of sqlite3 or psycopg 3"
+    ):
         shop.producer.begin_transaction(database=shop.server.url())
     shop.database.autocommit = True
     with pytest.raises(MQClientException, match="autocommit on"):
         shop.begin()
+
+
+def test_a_listener_that_looks_at_rows_does_so_in_postgresql_too(shop: Shop) -> None:
+    engine = sqlalchemy.create_engine(shop.server.url().replace("postgresql://", "postgresql+psycopg://"))
+    lake = InMemoryCoordinator({"transaction.timeout": "10s"})
+    listener = DatabaseListener(engine, create=True)
+    with pytest.raises(MQClientException, match="a DatabaseListener answers by rows"):
+        lake.producer(GROUP, listener).begin_transaction(database=shop.database)
+    for fault, rows in ((None, ["17"]), (Fault.CRASH_AFTER_HALF, []), (Fault.CRASH_BEFORE_DECISION, ["17"])):
+        shop.database.execute("DELETE FROM orders")
+        shop.database.commit()
+        shown = len(lake.messages("orders"))
+        producer = lake.producer(GROUP, listener, fault=fault)
+        with engine.connect() as database:
+            with suppress(Crash), producer.begin_transaction(database=database) as transaction:
+                database.execute(sqlalchemy.text(INSERT))
+                transaction.send(Message("orders", "a book"))
+                begun = time.monotonic()
+                lake.advance("15s")  # the check waits for the open row, and gets no answer
+                assert time.monotonic() - begun < 30
+                assert len(lake.pending) == 1
+            database.rollback()
+        lake.leave(producer)
+        with lake.producer(GROUP, listener):
+            lake.advance("2h")
+        assert (shop.ids(), len(lake.messages("orders")) - shown) == (rows, len(rows))
+        assert lake.pending == []
+    engine.dispose()
 
 
 def test_a_block_without_messages_ends_the_database_alone(shop: Shop) -> None:

@@ -1,8 +1,8 @@
 """A row of a database as the proof that a local transaction has committed, and its opposite (contract 4.14).
 
 The local transaction inserts a row. Whoever checks inserts a row with the same id that revokes it, a tombstone: if that
-goes in, the local transaction can never commit; if not, it has. This is the two-phase message of DTM. No age decides,
-and no clock.
+goes in, the local transaction can never commit; if not, it has. This is the two-phase message of DTM. No isolation
+level decides, since a unique key waits for what is open.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from commitlake.errors import RecordError
+from commitlake.protocol.durations import DAY_MS
 
 NAME = "commitlake.database"
 """The user property that names a row: `<database>/<id>`."""
 TABLE = "commitlake_transactions"
 DATABASE = "database"
-"""Id of the row whose `state` names the database, so that a check of another database is not believed."""
+"""Id of the row whose `state` names the database, so that a check of another one is not believed."""
 COMMITTED, REVOKED = "COMMITTED", "REVOKED"
 CREATE = f"CREATE TABLE {TABLE} (id VARCHAR(64) PRIMARY KEY, state VARCHAR(64) NOT NULL, at BIGINT NOT NULL)"
 """`at` is ms since epoch, UTC."""
+KEPT_MS = 30 * DAY_MS
+"""Rows are not deleted before this age, by any clock that is less than a day wrong. No older check gets a decision."""
+_OPEN = "OPEN"
 
 
 class RowName(NamedTuple):
@@ -45,16 +49,20 @@ def row_name_of(text: str) -> RowName:
     return RowName(database, name)
 
 
-def state_of(tries: int) -> str:
-    """The `state` of a row that commits; it counts tries to send, so a savepoint that is rolled back sets it back."""
-    return f"{COMMITTED} {tries}"
+def open_state(tries: int) -> str:
+    """The `state` of a row until its block ends.
+
+    A committed row with it is of a block that committed in its middle: what came after that may roll back, so it proves
+    nothing. It counts tries to send, and a savepoint that is rolled back sets it back.
+    """
+    return f"{_OPEN} {tries}"
 
 
-def tries_of(state: str) -> int:
-    """The number of tries in the `state` of a row; 0 of one that does not commit."""
-    return int(state.removeprefix(COMMITTED)) if state.startswith(COMMITTED) else 0
+def tries_of(state: str | None) -> int | None:
+    """The number of tries in an open state; None of another one."""
+    return int(state.removeprefix(_OPEN)) if state and state.startswith(_OPEN) else None
 
 
-def decision_of(state: str) -> str | None:
-    """COMMIT or ROLLBACK, by the `state` of a row that is there; None for one that something else has written."""
-    return "COMMIT" if state.startswith(COMMITTED) else "ROLLBACK" if state == REVOKED else None
+def decision_of(state: str | None) -> str | None:
+    """COMMIT or ROLLBACK, by the `state` of a row; None without one, and of one that proves nothing."""
+    return {COMMITTED: "COMMIT", REVOKED: "ROLLBACK"}.get(state or "")

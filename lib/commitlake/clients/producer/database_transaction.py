@@ -6,26 +6,34 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from commitlake.clients.producer.database_row import DatabaseListener, LocalRow, Sql
+from commitlake.clients.producer.database_row import DatabaseListener, LocalRow
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
+from commitlake.clients.sql import Sql, dialect_of
 from commitlake.errors import MQClientException
 
 log = logging.getLogger(__name__)
 
 
 def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
-    """The transaction of a connection, which PostgreSQL itself or a row will prove.
+    """The transaction of a connection, which a row will prove, or PostgreSQL itself where no `DatabaseListener` looks.
 
     Raises:
-        MQClientException: `given` can't be used, or the group's listener answers no checks by rows.
+        MQClientException: `given` can't be used, or nothing would answer its checks.
     """
-    sql = Sql(given)
-    if sql.is_postgresql_by_psycopg:
+    if type(given).__module__.partition(".")[0] == "psycopg":
+        if isinstance(listener, DatabaseListener):
+            msg = "a DatabaseListener answers by rows; give a connection of SQLAlchemy, or leave the listener out"
+            raise MQClientException(msg)
         return LocalDatabase(given)
-    if listener is not None and not isinstance(listener, DatabaseListener):
+    sql = Sql(given)
+    if isinstance(listener, DatabaseListener):
+        return LocalRow(sql)
+    if sql.is_alchemy and (dialect_of(sql.given).name, dialect_of(sql.given).driver) == ("postgresql", "psycopg"):
+        return LocalDatabase(sql.given)
+    if listener is not None:
         msg = (
             f"database= needs a listener that looks at its rows, and that of the group is a {type(listener).__name__}; "
             "give the producer commitlake.DatabaseListener(connect), or a class derived from it"

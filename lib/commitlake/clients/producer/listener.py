@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
 from commitlake.clients.tracing import Traced
+from commitlake.errors import Undecided
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ def decide(call: Callable[[], LocalTransactionState | None], span: AbstractConte
     try:
         with span as traced:
             return judged(call(), traced)
+    except Undecided:
+        raise
     except Exception as error:
         return failed(error)
 

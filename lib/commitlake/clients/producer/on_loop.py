@@ -21,8 +21,8 @@ from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
 from commitlake.clients.producer.transaction import Ending, HalfMessage
-from commitlake.clients.producer.transactional import TransactionMQProducer
-from commitlake.errors import FailedSend, MQClientException, RecordError
+from commitlake.clients.producer.transactional import TransactionMQProducer, unanswered
+from commitlake.errors import FailedSend, MQClientException, RecordError, Undecided
 from commitlake.protocol import wire
 
 log = logging.getLogger(__name__)
@@ -181,6 +181,8 @@ class ProducerOnLoop(TransactionMQProducer):
         try:
             with span as traced:
                 return judged(await self._called(function, *args), traced)
+        except Undecided:
+            raise
         except Exception as error:
             return failed(error)
 
@@ -193,6 +195,9 @@ class ProducerOnLoop(TransactionMQProducer):
                 try:
                     span, listener = tracing.checking(check), self._listener
                     found = await self._decided_by(span, listener.check_local_transaction, message)
+                except Undecided as error:
+                    unanswered(message, error, done)
+                    return
                 except BaseException as error:  # such as SystemExit: it concerns this check only
                     found = failed(error)
         await self.ended(self._answered(check, message, *found[:2]), done)

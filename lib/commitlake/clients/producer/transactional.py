@@ -30,7 +30,7 @@ from commitlake.clients.producer.plain import Timeout, milliseconds
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
-from commitlake.errors import FailedSend, MQClientException, RefusedSend
+from commitlake.errors import FailedSend, MQClientException, RefusedSend, Undecided
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
@@ -301,8 +301,12 @@ class TransactionMQProducer(DefaultMQProducer):
         message = MessageExt.from_check(check)
         found = self._known(check)
         if found is None:
-            with calls.one():
-                found = self._ask(check, message)
+            try:
+                with calls.one():
+                    found = self._ask(check, message)
+            except Undecided as error:
+                unanswered(message, error, done)
+                return
         self._end_with(self._answered(check, message, *found[:2]), done)
 
     def _known(self, check: wire.CheckRecord) -> Verdict | None:
@@ -319,6 +323,8 @@ class TransactionMQProducer(DefaultMQProducer):
         assert listener is not None
         try:
             return decide(lambda: listener.check_local_transaction(message), tracing.checking(check))
+        except Undecided:
+            raise
         except BaseException as error:  # this runs in a thread of the pool, where nobody else would see it
             return failed(error)
 
@@ -378,6 +384,12 @@ class _Recent:
 
     def get(self, name: str) -> LocalTransactionState | None:
         return self._decisions.get(name)
+
+
+def unanswered(message: Message, why: Undecided, done: Done) -> None:
+    """Give a check no answer: it is asked again, and an answer UNKNOWN would count towards a discard."""
+    log.warning("the check of the transaction %s gets no answer yet: %s", message.transaction_id, why)
+    done(None)
 
 
 def log_lost(error: BaseException | None) -> None:

@@ -12,7 +12,7 @@ from commitlake.config import Config, KafkaConfig
 from commitlake.config.terminal import printable
 from commitlake.errors import root_reason
 from commitlake.kafka import sink
-from commitlake.protocol import headers
+from commitlake.protocol import database_row, headers
 from commitlake.protocol.kafka_topics import CHECK, check_topic
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 from commitlake.throttled import Throttle
@@ -130,7 +130,7 @@ def _with_parts(found: DataFrame, parts: DataFrame) -> DataFrame:
 
 def _headers() -> Column:
     """User properties, then the contract's own headers; a header without a value is left out."""
-    own = own_headers(_TEXTS)
+    own = own_headers(_TEXTS) | {database_row.NAME: F.col("properties")[database_row.NAME]}  # else nobody could answer
     named = present({name: F.col(column) for name, column in _OPTIONAL.items()})
     optional = F.concat(property_headers(own), named)
     sent = F.when(_bytes(optional) <= MOST_PROPERTIES, optional).otherwise(F.array().cast(_HEADERS))

@@ -1,0 +1,108 @@
+"""Statements on a connection of an application: one of sqlite3, or a connection or session of SQLAlchemy."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, suppress
+from importlib import import_module
+from typing import Any
+
+from commitlake.errors import MQClientException
+
+_ALLOWED = "allowed are a connection of sqlite3 or psycopg 3, and one or a session of SQLAlchemy; none of asyncio's"
+_ONE = "in its place give a session of one engine, or the connection: a message can only follow one transaction"
+
+
+class Sql:
+    """Statements with parameters that are written `:name`.
+
+    Raises:
+        MQClientException: `given` is no such connection, commits each statement, or has several databases.
+    """
+
+    def __init__(self, given: Any) -> None:
+        kind, is_lite = type(given), isinstance(given, sqlite3.Connection)
+        homes = [base.__module__ for base in kind.__mro__]  # of a class of one's own, too
+        if not is_lite and not any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in homes):
+            msg = f"database= is a {kind.__module__}.{kind.__name__}; {_ALLOWED}"
+            raise MQClientException(msg)
+        self.given = given if is_lite else sessions_own(given)
+        self._alchemy = None if is_lite else import_module("sqlalchemy")
+        self.duplicate: type[Exception] = sqlite3.IntegrityError if is_lite else self._alchemy.exc.IntegrityError
+        """The error of an id that is there already, and of other constraints."""
+        if self._commits_by_itself():
+            msg = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
+            raise MQClientException(msg)
+
+    @property
+    def is_alchemy(self) -> bool:
+        """Whether SQLAlchemy runs the statements."""
+        return self._alchemy is not None
+
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether it is PostgreSQL's, by any driver of SQLAlchemy."""
+        return self._alchemy is not None and dialect_of(self.given).name == "postgresql"
+
+    def begin(self) -> None:
+        """Begin a transaction where none is open, so that a savepoint can't be one."""
+        if self._alchemy is not None and not self.given.in_transaction():
+            self.given.begin()  # a later block `with connection.begin()` then can't end it
+        if isinstance(raw := self._driver(), sqlite3.Connection) and not raw.in_transaction:
+            raw.execute("BEGIN")
+
+    def value(self, sql: str, **values: object) -> Any:
+        """The one column of the first row; None without a row."""
+        if self._alchemy is not None:
+            return self.given.execute(self._alchemy.text(sql), values).scalar()
+        with closing(self.given.cursor()) as cursor:
+            cursor.row_factory = None
+            found = cursor.execute(sql, values).fetchone()
+        return None if found is None else found[0]
+
+    def change(self, sql: str, **values: object) -> int:
+        """Run a statement; returns the number of rows that it has changed."""
+        if self._alchemy is not None:
+            return int(self.given.execute(self._alchemy.text(sql), values).rowcount)
+        with closing(self.given.cursor()) as cursor:
+            return int(cursor.execute(sql, values).rowcount)
+
+    def _driver(self) -> Any:
+        """The driver's own connection."""
+        if self._alchemy is None:
+            return self.given
+        found = self.given.connection  # a method of a session; a connection's pooled connection
+        return (found().connection if callable(found) else found).driver_connection
+
+    def _commits_by_itself(self) -> bool:
+        raw = self._driver()
+        if isinstance(raw, sqlite3.Connection):
+            return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
+        with suppress(AttributeError, NotImplementedError):
+            return bool(dialect_of(self.given).detect_autocommit_setting(raw))
+        connection = self.given.connection() if callable(self.given.connection) else self.given
+        return bool(connection.get_isolation_level() == "AUTOCOMMIT")
+
+
+def dialect_of(given: Any) -> Any:
+    """SQLAlchemy's dialect of a connection or session."""
+    return getattr(given, "dialect", None) or given.get_bind().dialect
+
+
+def sessions_own(given: Any) -> Any:
+    """The session behind a `scoped_session`; anything else as it is.
+
+    Raises:
+        MQClientException: the session commits with a transaction around it, or has several databases.
+    """
+    orm = import_module("sqlalchemy.orm")
+    session = given() if isinstance(given, orm.scoped_session) else given
+    if isinstance(session, orm.Session):
+        several = getattr(session, "binds", None) or vars(session).get("_Session__binds")  # of SQLAlchemy 2.1, 2.0
+        if several or session.bind is None or type(session).get_bind is not orm.Session.get_bind:
+            msg = f"database= is a session that chooses among databases; {_ONE}"
+            raise MQClientException(msg)
+        if hasattr(session.bind, "in_transaction"):
+            msg = f"database= is a session on a connection, whose own transaction may still roll back; {_ONE}"
+            raise MQClientException(msg)
+    return session
