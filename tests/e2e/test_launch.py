@@ -280,7 +280,9 @@ def test_the_command_stop_ends_one_coordinator_with_0_and_a_standby_takes_over(
         active.ready()
         with coordinator(tmp_path, "--standby", kafka__queues=2, **where) as standby:
             standby.until(lambda: "standing by" in standby.said, 120)
-            assert stop() == (0, "the coordinator has ended\n")
+            code, said = stop()
+            assert code == 0
+            assert re.search(r"asking the coordinator to stop: host .*, pid \d+, epoch 1\nit has ended\n$", said), said
             assert active.end() == 0, active.said
             assert "stopping, as `commitlake stop` asks" in active.said
             standby.ready()

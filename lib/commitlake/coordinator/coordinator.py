@@ -137,7 +137,6 @@ class Coordinator:
         cluster.check(self.spark, self.config)
         session.apply_settings(self.spark, self.config)  # again, now that all executors are there
         self._lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # its error names who runs
-        StopMark(self.spark, self.config).clear()
         self.config = self._stack.enter_context(provide(self.config))
 
     def _begin(self, *, available_now: bool = False) -> None:
@@ -168,9 +167,9 @@ class Coordinator:
 
     def _await_stop_mark(self) -> None:
         """Stops when `commitlake stop` asks for it, also while Kafka is away."""
-        mark = StopMark(self.spark, self.config)
+        mark, first = StopMark(self.spark, self.config), self.epoch
         while not self._stopping.wait(LOOK_S):
-            if mark.is_left():
+            if mark.names_me(first, self.epoch):
                 log.warning("stopping, as `commitlake stop` asks: what is under way ends first")
                 self.stop()
 

@@ -251,6 +251,12 @@ def check(warehouse: Warehouse, epoch: int) -> None:
         raise FencedError(msg)
 
 
+def newest(warehouse: Warehouse) -> str | None:
+    """The newest start, as errors name it; None when there is none."""
+    found = _newest(warehouse).collect()[0]
+    return None if found["epoch"] is None else describe(found["host"], found["pid"], found["epoch"])
+
+
 def _newest(warehouse: Warehouse, since: int = FIRST_EPOCH) -> DataFrame:
     """The newest start, one row; of nulls when there is none. By `since` the files of older starts are not read."""
     found = warehouse.read("epochs").where(F.col("epoch") >= since)

@@ -80,21 +80,18 @@ class Heartbeat:
             if ended.wait(self._after_s / _BEATS):
                 return
 
-    def is_there(self) -> bool:
-        """Whether there is a sign, maybe an old one."""
-        return self._read() is not None
-
-    def await_silence(self, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Waits until no coordinator gives signs, or `is_over` says that the wait is."""
-        last, since = self._read(), time.monotonic()
+    def await_silence(self) -> None:
+        """Waits until no coordinator gives signs."""
+        last, since = self.read(), time.monotonic()
         log.warning("standing by for %s", last or "nobody")
-        while last is not None and time.monotonic() - since < self._after_s and not is_over():
+        while last is not None and time.monotonic() - since < self._after_s:
             time.sleep(_LOOK_S)
-            found = self._read()
+            found = self.read()
             if found != last:
                 last, since = found, time.monotonic()
 
-    def _read(self) -> str | None:
+    def read(self) -> str | None:
+        """The last sign, maybe an old one: it begins with the coordinator's host, pid and epoch; None without one."""
         try:
             return self._files.read(SIGN_OF_LIFE)
         except Py4JError as error:

@@ -1,7 +1,7 @@
 """A request to stop that is left beside the tables: it reaches a coordinator where no signal does.
 
-YARN and Kubernetes restart a driver that a signal has ended. A coordinator that has found the mark ends with exit
-code 0, so they do not.
+YARN restarts a driver that a signal has ended. A coordinator that has found the request ends with exit code 0, so YARN
+does not. The request names the coordinator, so that it stops no other one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from pyspark.sql import SparkSession
 
 from commitlake.config import Config
 from commitlake.config.locations import STOP_MARK
+from commitlake.coordinator.recovery.fencing import describe_self
 from commitlake.spark.files import FileSystem
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Pause between two looks: one request of a store for each."""
+"""Pause between two looks; on S3 each is two requests."""
 
 
 class StopMark:
-    """The file `_stop`. A start deletes it, so it stops the coordinator that runs, and no other.
+    """The file `_stop`.
 
     Args:
         spark: any session of the application.
@@ -32,19 +33,20 @@ class StopMark:
     def __init__(self, spark: SparkSession, config: Config) -> None:
         self._files = FileSystem(spark, config.signs_at)
 
-    def leave(self) -> None:
-        """Asks the coordinator that runs to stop."""
-        self._files.write(STOP_MARK, "")
+    def leave(self, named: str) -> None:
+        """Asks a coordinator to stop, by host, pid and epoch."""
+        self._files.write(STOP_MARK, named)
 
-    def clear(self) -> None:
-        """Takes an older request away."""
-        if self._files.exists(STOP_MARK):
+    def clear(self, named: str) -> None:
+        """Takes this request away."""
+        if self._files.read(STOP_MARK) == named:
             self._files.delete(STOP_MARK)
 
-    def is_left(self) -> bool:
-        """Whether a request is there; False while the file system is away."""
+    def names_me(self, first_epoch: int, epoch: int) -> bool:
+        """Whether this process is asked, which began with one epoch and is at another; False if the store is away."""
         try:
-            return self._files.exists(STOP_MARK)
+            asked = self._files.read(STOP_MARK) if self._files.exists(STOP_MARK) else None
         except Py4JError as error:
             log.debug("cannot look for a request to stop: %s", error)
             return False
+        return asked is not None and asked in map(describe_self, range(first_epoch, epoch + 1))

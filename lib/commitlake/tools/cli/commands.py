@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +17,7 @@ from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.heartbeat import Heartbeat
 from commitlake.coordinator.recovery.stop_mark import LOOK_S, StopMark
-from commitlake.errors import FencedError
+from commitlake.errors import FencedError, SetupError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.reading.questions import liveness
@@ -33,6 +34,7 @@ from commitlake.tools.erase import ToErase
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 1_000
+_STOP_S = 300
 
 
 def run(settings: Config, *, available_now: bool = False, standby: bool = False) -> None:
@@ -70,22 +72,43 @@ def _serve(coordinator: Coordinator) -> None:
 
 
 def stop(settings: Config) -> int:
-    """Ask the coordinator to stop, and wait until it has ended or a standby has taken over; 3 when none runs."""
+    """Ask the coordinator to stop, and wait until it has ended or another has taken over; 3 when none runs.
+
+    Raises:
+        SetupError: it does not end.
+    """
     spark = _session_on_tables(settings, "stop")
     settings = cluster.resolved(spark, settings)
-    sign = None if is_local(settings.warehouse) else Heartbeat(spark, settings)
-    if not (liveness.runs(settings) if sign is None else sign.is_there()):
+    warehouse, mark = Warehouse(spark, settings.warehouse), StopMark(spark, settings)
+    runs = _runs(spark, settings)
+    named = fencing.newest(warehouse)
+    if named is None or not runs():
         print("no coordinator runs on this warehouse")
         return NOTHING
-    mark = StopMark(spark, settings)
-    mark.leave()
-    if sign is not None:
-        sign.await_silence(lambda: not mark.is_left())
-    while sign is None and liveness.runs(settings) and mark.is_left():
-        time.sleep(LOOK_S / 4)
-    mark.clear()
-    print("the coordinator has ended")
+    print(f"asking the coordinator to stop: {named}", flush=True)
+    mark.leave(named)
+    until = time.monotonic() + _STOP_S
+    while runs() and fencing.newest(warehouse) == named:
+        if time.monotonic() > until:
+            msg = f"{named} has not ended after {_STOP_S} s; it is of an older version, or runs with --available-now"
+            raise SetupError(msg)
+        time.sleep(LOOK_S)
+    mark.clear(named)
+    print("it has ended")
     return 0
+
+
+def _runs(spark: SparkSession, settings: Config) -> Callable[[], bool]:
+    """Whether a coordinator runs, asked again and again; off local disks by its signs, until they stand still."""
+    if is_local(settings.warehouse):
+        return lambda: liveness.runs(settings)
+    sign, seen = Heartbeat(spark, settings), dict[str | None, float]()
+
+    def runs() -> bool:
+        since = seen.setdefault(last := sign.read(), time.monotonic())
+        return last is not None and time.monotonic() - since < settings.standby_after_ms / 1_000
+
+    return runs
 
 
 def transaction(settings: Config, transaction_id: str) -> int:
