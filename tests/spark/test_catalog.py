@@ -14,6 +14,7 @@ from tests.support.unity import Unity, serving
 from typer.testing import CliRunner
 
 import commitlake
+from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.tables import TABLES
 from commitlake.tools.cli.app import app
@@ -58,10 +59,15 @@ def answers(settings: dict[str, Any], *words: str, code: int = 0) -> list[dict[s
     return [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
 
 
+def done(received: ReceivedMessage) -> bytes:
+    received.done()
+    return received.body
+
+
 def test_a_consumer_reads_a_topic_of_a_catalog(settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
     group = request.node.callspec.id.replace(" ", "_").replace("'", "")
     with commitlake.consume(settings, "TopicTest", group=group, follow=False) as messages:
-        assert sorted(each.body for each in messages if each.done() is None) == [b"a", b"b"]
+        assert sorted(done(each) for each in messages) == [b"a", b"b"]
     (found,) = [row for row in answers(settings, "groups") if row["consumer_group"] == group]
     assert (found["topic"], found["behind"]) == ("TopicTest", 0)
     assert answers(settings, "unfinished", "TopicTest", "--group", "nobody", code=3) == []

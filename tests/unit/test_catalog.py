@@ -19,6 +19,7 @@ import commitlake
 from commitlake.clients.consumer import plan
 from commitlake.clients.consumer import topic as topics
 from commitlake.clients.consumer.cursor import Cursor
+from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config, from_mapping
 from commitlake.config.object_store import storage_options
@@ -51,7 +52,12 @@ def conf(unity: Unity, tmp_path: Path) -> Config:
 
 def read(conf: Config, **more: Any) -> list[str]:
     with commitlake.consume(conf, "orders", group="points", follow=False, **more) as messages:
-        return [each.message_id for each in messages if each.done() is None]
+        return [done(each) for each in messages]
+
+
+def done(received: ReceivedMessage) -> str:
+    received.done()
+    return received.message_id
 
 
 def options(conf: Config, name: str = "topics/orders") -> dict[str, str] | None:
@@ -212,7 +218,7 @@ def test_a_table_that_the_catalog_lacks_is_named(unity: Unity, conf: Config, tmp
     assert "there is no table at schema:main.lake, " in told.output
 
 
-@pytest.mark.parametrize("given", ["wrong", None])
+@pytest.mark.parametrize("given", ["dapi-hush", None])
 def test_a_wrong_token_is_told_and_never_shown(
     unity: Unity, conf: Config, monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
@@ -222,7 +228,7 @@ def test_a_wrong_token_is_told_and_never_shown(
         conf = from_mapping(unity.conf(receipts=conf.receipts, **{"catalog.token": "env:THE_TOKEN"}))
     with pytest.raises(WarehouseError, match=r"catalog.token: .* answers 401 about .*EXTERNAL USE SCHEMA") as caught:
         location(conf, "half")
-    assert "wrong" not in f"{caught.value} {conf!r} {conf.describe()}"
+    assert "dapi-hush" not in f"{caught.value} {conf!r} {conf.describe()}"
 
 
 def test_a_token_is_sent_and_a_change_of_it_counts(unity: Unity, conf: Config, tmp_path: Path) -> None:
@@ -233,6 +239,14 @@ def test_a_token_is_sent_and_a_change_of_it_counts(unity: Unity, conf: Config, t
         read(conf)
     file.write_text("two\n")
     assert len(read(conf)) == 4
+
+
+@pytest.mark.parametrize("text", ["hush\nhush", "hush\u20ac"])
+def test_what_is_no_token_is_not_shown(unity: Unity, conf: Config, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("THE_TOKEN", text)
+    with pytest.raises(ConfigError, match="what env:THE_TOKEN names is no token") as caught:
+        location(from_mapping(unity.conf(**{"catalog.token": "env:THE_TOKEN"})), "half")
+    assert "hush" not in str(caught.value)
 
 
 def test_a_token_is_not_sent_on_to_where_an_answer_leads(

@@ -154,13 +154,13 @@ def test_columns_that_come_later_are_there(lake: AsIceberg) -> None:
         typed = rows.append_column("value", pa.array([value])).append_column("value_error", pa.array(["UNFIT"]))
         write_deltalake(place, typed, mode="append", schema_mode="merge")
         lake.run()
-        found = in_order(lake.table().scan().to_arrow())
-        assert found == lake.delta_rows()
-        assert found[-1]["value_error"] is None and found[-2]["value_error"] == "UNFIT"
-    assert [row["value"] for row in lake.rows(row_filter="value_error = 'UNFIT'")] == [
+        assert same(lake)
+    found = lake.rows(row_filter="value_error = 'UNFIT'")
+    assert sorted((row["value"] for row in found), key=str) == [
         {"id": 1, "who": None},
         {"id": 2, "who": {"name": "ann", "tags": ["a"]}},
     ]
+    assert len([row for row in lake.rows() if row["value"] is None]) == 7
 
 
 def test_a_topic_without_a_row_is_a_table_without_one(lake: AsIceberg) -> None:
@@ -234,7 +234,7 @@ def test_a_table_of_another_warehouse_is_left_alone(lake: AsIceberg, tmp_path: P
     told = other.run("--topic=orders", code=1)
     assert re.search(r"Iceberg table commitlake.orders is of file:///.*/warehouse/.*; give another --namespace", told)
     assert same(lake)
-    other.run("--topic=orders", "--namespace=shop.eu")
+    other.run("--topic=orders", "--namespace=shop")
 
 
 def test_what_iceberg_can_not_read_is_refused_and_others_go_on(lake: AsIceberg) -> None:
@@ -308,7 +308,7 @@ def test_the_snippets_of_the_page_work(snippets: tuple[str, str]) -> None:
     assert (done.exit_code, done.exception) == (0, None), done.output
     names: dict[str, Any] = {}
     exec(program, names)
-    assert sorted(names["orders"]["keys"].to_pylist()) == ["k0", "k2", "k4", "k9"]
+    assert sorted(names["orders"]["keys"].to_pylist()) == [f"k{n}" for n in range(6)]
     assert names["orders"].column_names == ["keys", "body"]
 
 

@@ -20,7 +20,7 @@ from commitlake.config.locations import CATALOG
 from commitlake.config.object_store import storage_options
 from commitlake.config.secret_references import resolve
 from commitlake.config.terminal import printable
-from commitlake.errors import CatalogAwayError, NoTableError, WarehouseError
+from commitlake.errors import CatalogAwayError, ConfigError, NoTableError, WarehouseError
 from commitlake.protocol import topic_names
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import HOUR_MS
@@ -188,7 +188,7 @@ def _asked(catalog: CatalogConfig, path: str, table: str, body: object = None) -
     data = None if body is None else json.dumps(body).encode()
     request = Request(f"{catalog.url}/{path}", data, {"Content-Type": "application/json"})
     if catalog.token:  # not sent on to where the answer may redirect to
-        request.add_unredirected_header("Authorization", f"Bearer {resolve('catalog.token', catalog.token)}")
+        request.add_unredirected_header("Authorization", f"Bearer {_token(catalog)}")
     try:
         with urlopen(request, timeout=_PATIENCE_S) as answer:
             return dict(json.load(answer))
@@ -197,6 +197,14 @@ def _asked(catalog: CatalogConfig, path: str, table: str, body: object = None) -
     except (OSError, HTTPException, ValueError, TypeError) as error:
         msg = f"catalog.url: {catalog.url} does not answer about {table}: {error}; check the URL, or wait"
         raise CatalogAwayError(msg) from error
+
+
+def _token(catalog: CatalogConfig) -> str:
+    token = resolve("catalog.token", catalog.token).strip()
+    if not (token.isascii() and token.isprintable()):  # an error of HTTP's library would show it
+        msg = f"catalog.token: what {catalog.token} names is no token: it has a line break, or letters beyond ASCII"
+        raise ConfigError(msg)
+    return token
 
 
 def _refusal(catalog: CatalogConfig, table: str, error: HTTPError) -> WarehouseError:

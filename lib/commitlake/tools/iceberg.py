@@ -6,7 +6,7 @@ in one snapshot. So it does not matter where an earlier run ended. No row is rea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import compress
@@ -23,7 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
 from pyiceberg.typedef import Record
-from pyiceberg.types import IntegerType, LongType, NestedField, TimestamptzType
+from pyiceberg.types import IntegerType, LongType, PrimitiveType, TimestamptzType
 
 from commitlake.config import Config
 from commitlake.config.locations import is_local
@@ -31,7 +31,7 @@ from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.durations import DAY_MS
 from commitlake.reading.catalog import location
-from commitlake.reading.table import Options, Snapshot
+from commitlake.reading.table import Snapshot
 
 _VERSION, _TABLE = "commitlake.delta-version", "commitlake.delta-table"
 """In the summary of an Iceberg snapshot: which version of which Delta table it shows."""
@@ -49,21 +49,20 @@ class Followed(NamedTuple):
     removed: int
 
 
-def follow(conf: Config, catalog: Catalog, namespace: Sequence[str], topic: str, options: Options = None) -> Followed:
+def follow(conf: Config, catalog: Catalog, namespace: str, topic: str) -> Followed:
     """Bring the Iceberg table of a topic to the newest version of its Delta table; it is created where it is missing.
 
     Args:
         conf: the coordinator's configuration.
         catalog: Iceberg's catalog.
-        namespace: where the table is in it, level by level.
+        namespace: where the table is in it.
         topic: the topic, which is the table's name.
-        options: deltalake's.
 
     Raises:
         WarehouseError: the Delta table can't be read, or has what Iceberg can't read; or the Iceberg table of this name
             belongs to another one.
     """
-    delta = Snapshot(*location(conf, f"topics/{topic}", options))
+    delta = Snapshot(*location(conf, f"topics/{topic}"))
     if not delta.is_plain():
         msg = (
             f"the table at {delta.place} has deletion vectors or renamed columns, and Iceberg takes files as they are; "
@@ -71,13 +70,13 @@ def follow(conf: Config, catalog: Catalog, namespace: Sequence[str], topic: str,
         )
         raise WarehouseError(msg)
     place = f"file://{delta.place}" if is_local(delta.place) else delta.place
-    table = _opened(catalog, (*namespace, topic), place, delta.schema)
+    table = _opened(catalog, (namespace, topic), place, delta.schema)
     added, removed = _commit(table, delta, place)
     _expire(table, min(DAY_MS, conf.maintenance.topic_file_retention_ms // 2))
     return Followed(delta.delta.version(), added, removed)
 
 
-def _opened(catalog: Catalog, name: tuple[str, ...], place: str, schema: pa.Schema) -> Table:
+def _opened(catalog: Catalog, name: tuple[str, str], place: str, schema: pa.Schema) -> Table:
     try:
         table = catalog.load_table(name)
     except NoSuchTableError:
@@ -88,7 +87,7 @@ def _opened(catalog: Catalog, name: tuple[str, ...], place: str, schema: pa.Sche
     return table
 
 
-def _created(catalog: Catalog, name: tuple[str, ...], place: str, schema: pa.Schema) -> Table:
+def _created(catalog: Catalog, name: tuple[str, str], place: str, schema: pa.Schema) -> Table:
     properties = {
         TableProperties.WRITE_METADATA_PATH: f"{place}/{_FOLDER}",
         "gc.enabled": "false",  # Iceberg's own clean-up would delete files of Delta
@@ -110,7 +109,7 @@ def _commit(table: Table, delta: Snapshot, place: str) -> tuple[int, int]:
     """Commit the columns and files that differ, in one commit; return how many files came and went."""
     current = table.current_snapshot()
     reached = {_VERSION: str(delta.delta.version()), _TABLE: delta.id}
-    shown = (current and current.summary) or {}
+    shown: Mapping[str, Any] = (current and current.summary) or {}
     if all(shown.get(name) == value for name, value in reached.items()):
         return 0, 0
     files, there = delta.files(), _files(table, current)
@@ -140,9 +139,11 @@ def _files(table: Table, snapshot: IcebergSnapshot | None) -> dict[str, DataFile
 
 def _data_file(path: str, row: Mapping[str, Any], schema: Schema, delta: Snapshot) -> DataFile:
     """A file as Iceberg's manifests have it, by a row of `Snapshot.files`."""
-    fields = [field for field in schema.fields if isinstance(field.field_type, _BOUNDED)]
-    nulls = {field.field_id: row.get(f"null_count.{field.name}") for field in fields}
-    nulls = {field_id: count for field_id, count in nulls.items() if count is not None}
+    kinds = {
+        each.field_id: (each.name, kind) for each in schema.fields if isinstance(kind := each.field_type, _BOUNDED)
+    }
+    nulls = {number: row.get(f"null_count.{name}") for number, (name, _) in kinds.items()}
+    nulls = {number: count for number, count in nulls.items() if count is not None}
     rows = row["num_records"]
     if rows is None:  # another program has written it, without statistics
         rows = pq.read_metadata(delta.open(row["path"])).num_rows
@@ -155,17 +156,19 @@ def _data_file(path: str, row: Mapping[str, Any], schema: Schema, delta: Snapsho
         file_size_in_bytes=row["size_bytes"],
         value_counts=dict.fromkeys(nulls, rows),
         null_value_counts=nulls,
-        lower_bounds=_bounds(fields, row, "min", timedelta(0)),
-        upper_bounds=_bounds(fields, row, "max", timedelta(milliseconds=1)),  # Delta's writer drops what is below 1 ms
+        lower_bounds=_bounds(kinds, row, "min", timedelta(0)),
+        upper_bounds=_bounds(kinds, row, "max", timedelta(milliseconds=1)),  # Delta's writer drops what is below 1 ms
     )
 
 
-def _bounds(fields: Iterable[NestedField], row: Mapping[str, Any], which: str, later: timedelta) -> dict[int, bytes]:
-    found = {field.field_id: (field.field_type, row.get(f"{which}.{field.name}")) for field in fields}
+def _bounds(
+    kinds: Mapping[int, tuple[str, PrimitiveType]], row: Mapping[str, Any], which: str, later: timedelta
+) -> dict[int, bytes]:
+    """Bounds of columns, by the number of the field; `later` is added to times."""
     return {
-        field_id: to_bytes(kind, value + later if isinstance(value, datetime) else value)
-        for field_id, (kind, value) in found.items()
-        if value is not None
+        number: to_bytes(kind, value + later if isinstance(value, datetime) else value)
+        for number, (name, kind) in kinds.items()
+        if (value := row.get(f"{which}.{name}")) is not None
     }
 
 
@@ -174,15 +177,15 @@ def _expire(table: Table, age_ms: int) -> None:
 
     Not at each run, which would be as many commits again.
     """
-    before, current = table.snapshots(), table.current_snapshot()
-    limit_ms = now_ms() - age_ms
-    if all(each == current or each.timestamp_ms >= limit_ms - age_ms // 24 for each in before):
+    before, limit_ms = table.snapshots(), now_ms() - age_ms
+    named = {ref.snapshot_id for ref in table.refs().values()}  # the current one, and those with a tag
+    if all(each.snapshot_id in named or each.timestamp_ms >= limit_ms - age_ms // 24 for each in before):
         return
     table.maintenance.expire_snapshots().older_than(as_datetime(limit_ms)).commit()
     left = {each.snapshot_id for each in table.snapshots()}
     gone = [each for each in before if each.snapshot_id not in left]
     kept = sorted((each for each in before if each.snapshot_id in left), key=lambda each: each.timestamp_ms)
-    # What a later snapshot does not have, none after it has. Those of an age that are left have a tag.
+    # What a later snapshot does not have, none after it has.
     near = kept[: 1 + sum(each.timestamp_ms < limit_ms for each in kept)]
     used, old = ({one.manifest_path for each in some for one in each.manifests(table.io)} for some in (near, gone))
     for path in (old - used) | {each.manifest_list for each in gone}:

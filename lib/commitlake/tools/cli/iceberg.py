@@ -31,7 +31,7 @@ def run(settings: Config, catalog: str, namespace: str, topics: Sequence[str], p
     there, code = _catalog(catalog, properties), FOUND if names else NOTHING
     for topic in names:
         try:
-            done = follow(settings, there, namespace.split("."), topic)
+            done = follow(settings, there, namespace, topic)
             files = f"{counted(done.added, 'file')} added, {done.removed} removed"
             print(printable(f"{topic}: version {done.version} of Delta's table, {files}"), flush=True)
         except Exception as error:  # pyiceberg's have no class of their own; other topics go on
