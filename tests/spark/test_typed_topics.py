@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 
 import commitlake
+from commitlake import config
+from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.errors import ConfigError, ConsumerError
 from commitlake.protocol import message_batch
 from commitlake.tables import Warehouse
@@ -104,6 +106,18 @@ def test_readers_without_spark_find_the_columns(spark: SparkSession, lake: Lake)
     assert values["bad"] == (None, "UNFIT")
     assert values["good"][0] is not None
     assert values["good"][0]["who"] == {"name": "ann", "tags": ["a", "b"]}
+
+
+def test_a_consumer_chooses_by_fields_of_the_value(spark: SparkSession, lake: Lake) -> None:
+    bodies(lake, good=json.dumps(GOOD).encode(), less=b'{"amount": 1, "who": {"name": "bob"}}', bad=b"{?}")
+    lake.run(spark)
+    conf, where = {"warehouse": str(lake.warehouse)}, "value.amount > 10 AND value.who.name = 'ann'"
+    found = unfinished(config.from_mapping(conf), "orders", "g", where=where)
+    assert found["message_id"].to_pylist() == ["good"]
+    with commitlake.consume(conf, "orders", group="g", follow=False, where=where) as messages:
+        assert [message.message_id for message in messages] == ["good"]
+    with pytest.raises(ConsumerError, match=r"where: 'value\.nothing > 1' can't be used"):
+        unfinished(config.from_mapping(conf), "orders", "g", where="value.nothing > 1")
 
 
 def test_a_topic_without_a_schema_has_no_more_columns(spark: SparkSession, lake: Lake) -> None:
