@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,8 +20,10 @@ from pyspark.sql.types import (
     CalendarIntervalType,
     DataType,
     DateType,
+    DecimalType,
     MapType,
     NullType,
+    NumericType,
     StringType,
     StructField,
     StructType,
@@ -33,7 +36,7 @@ from commitlake.errors import ConfigError, root_reason
 from commitlake.spark.frames import to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.tables.names import topic_table
-from commitlake.tables.schemas import TOPIC, TableLayout
+from commitlake.tables.schemas import STATISTICS, TOPIC, TableLayout
 
 if TYPE_CHECKING:
     from commitlake.config.values import TopicSchema
@@ -45,6 +48,10 @@ _UNFIT = "__unfit__"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFUSED = (VariantType, TimestampNTZType, NullType, AnsiIntervalType, CalendarIntervalType)
 """Types that Delta has not, that readers without Spark refuse, or for which a table needs a feature that they lack."""
+_MOST_STATISTICS = 8
+"""Fields with statistics: each makes some 60 bytes of Delta's log a file, and a round writes a file for each queue."""
+_EXACT_DIGITS = 15
+"""Digits of a decimal that a number of JSON has in every reader."""
 _MOST_TOGETHER = 16
 """Topics that one job parses: each row has the columns of all of them on its way to the driver."""
 _FAULTS = (
@@ -59,8 +66,24 @@ def with_value(layout: TableLayout, value: StructType | None) -> TableLayout:
     """The layout of a topic's table with its typed columns; unchanged for a topic without a schema."""
     if value is None:
         return layout
-    more = [StructField(VALUE, value), StructField(ERROR, StringType())]
-    return replace(layout, schema=StructType([*layout.schema.fields, *more]))
+    more, stats = [StructField(VALUE, value), StructField(ERROR, StringType())], _ordered(VALUE, value)
+    return replace(
+        layout,
+        schema=StructType([*layout.schema.fields, *more]),
+        stats=(*layout.stats, *islice(stats, _MOST_STATISTICS)),
+    )
+
+
+def _ordered(above: str, value: StructType) -> Iterator[str]:
+    """Paths of the fields that have a lowest and a highest value, in Delta's log and for all its readers."""
+    for field in value:
+        path, kind = f"{above}.{field.name}", field.dataType
+        if isinstance(kind, StructType):
+            yield from _ordered(path, kind)
+        elif isinstance(kind, DecimalType):
+            yield from [path] if kind.precision <= _EXACT_DIGITS else []
+        elif isinstance(kind, NumericType | DateType | TimestampType) or kind == StringType():  # without a collation
+            yield path
 
 
 def of_topics(rows: DataFrame, topics: Iterable[str], values: Mapping[str, StructType]) -> dict[str, DataFrame]:
@@ -165,15 +188,26 @@ def _prepare(tables: Warehouse, topic: str, wanted: StructType, found: dict[str,
         return
     there = {field.name.lower(): field.dataType for field in tables.read(name).schema}
     known, error = there.get(VALUE), there.get(ERROR)
-    if known is None and error is None:
-        tables.add_columns(name, [f"{VALUE} {wanted.simpleString()}", f"{ERROR} STRING"])
-        return
-    if not isinstance(known, StructType) or not isinstance(error, StringType):
+    missing = [f"{VALUE} {wanted.simpleString()}", f"{ERROR} STRING"]
+    if isinstance(known, StructType) and isinstance(error, StringType):
+        found[topic], missing = _joined(topic, known, wanted)
+    elif known is not None or error is not None:
         msg = f"topics.schemas: the table of {topic} has a column {VALUE} or {ERROR} of its own; rename it first"
         raise ConfigError(msg)
-    found[topic], missing = _joined(topic, known, wanted)
     if missing:
         tables.add_columns(name, missing)
+    _gather_statistics(tables, name, found[topic])
+
+
+def _gather_statistics(tables: Warehouse, name: str, value: StructType) -> None:
+    """Brings a table to the statistics of its layout, unless they are its owner's choice.
+
+    Without them it would get each append from Delta's own writer, a Spark job (`is_as_made`).
+    """
+    there, wanted = tables.property(name, STATISTICS), with_value(TOPIC, value).properties()[STATISTICS]
+    own = TOPIC.properties()[STATISTICS]
+    if there != wanted and there is not None and (there == own or there.startswith(f"{own},{VALUE}.")):
+        tables.set_property(name, STATISTICS, wanted)
 
 
 def _type_of(spark: SparkSession, topic: str, ddl: str) -> StructType:
