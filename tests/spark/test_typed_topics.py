@@ -13,18 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 from tests.support.lake import Lake
+from tests.support.typed_rows import appended, prepared
 
 import commitlake
 from commitlake import config
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.errors import ConfigError, ConsumerError
 from commitlake.protocol import message_batch
-from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.schemas import STATISTICS, TOPIC
-from commitlake.tables.typed_topics import prepare
 from commitlake.tools import erase as erasing
 from commitlake.tools.audit.audit import audit
 
@@ -212,21 +210,12 @@ def filled(stats: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inner.items() if value != {}}
 
 
-def appended(tables: Warehouse, *groups: list[bytes], few: bool = True) -> str:
-    """A commit for each group of bodies, in one queue; returns where the table is."""
-    for group in groups:
-        rows = [{"queue_id": 0, "body": body, "source": "half", "source_offset": n} for n, body in enumerate(group)]
-        frame = of_rows(tables.spark, rows, TOPIC.schema).coalesce(1).withColumn("topic", F.lit("orders"))
-        tables.append_to_topics(frame, ["orders"], {}, few=few)
-    return tables.locate(topic_table("orders"))
-
-
 def test_statistics_of_the_first_fields_are_those_of_delta(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = (Warehouse(spark, str(tmp_path / name)) for name in ("ours", "theirs"))
     for each in (ours, theirs):
-        each.values = prepare(each, config.from_mapping(schemas(WIDE)).topics.schemas)
+        prepared(each, format="json", schema=WIDE)
     monkeypatch.setattr(theirs, "_direct", lambda: None)
     groups = (WIDE_BODIES, [b"{}"], [b'{"in": {"x": "NaN"}, "part": "Infinity", "id": 1}'])
     own, other = (appended(each, *groups) for each in (ours, theirs))
@@ -245,8 +234,7 @@ def test_statistics_of_the_first_fields_are_those_of_delta(
 @pytest.mark.parametrize("few", [True, False])
 def test_spark_skips_files_by_fields_of_the_value(spark: SparkSession, tmp_path: Path, few: bool) -> None:
     """Files of the driver, and of Spark's jobs."""
-    tables = Warehouse(spark, str(tmp_path))
-    tables.values = prepare(tables, config.from_mapping(schemas(WIDE)).topics.schemas)
+    tables = prepared(Warehouse(spark, str(tmp_path)), format="json", schema=WIDE)
     body = '{"id": %d, "amount": %d.5, "at": "2026-11-0%dT00:00:00Z", "day": "2026-11-0%d"}'
     place = appended(tables, *([(body % (n, n, n, n)).encode()] for n in range(1, 6)), few=few)
     read = spark.read.format("delta").load(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from datetime import timedelta
@@ -488,12 +489,24 @@ def test_a_topic_may_have_columns_for_its_bodies(tmp_path: Path) -> None:
     assert config.from_mapping({"topics.schemas": str(found.schemas)}).topics == found
 
 
+def test_a_schema_of_avro_is_json_as_a_text_or_as_yaml_reads_it() -> None:
+    record = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+    found = [
+        config.from_mapping({"topics.schemas": {"orders": {"format": "avro", "schema": each}}}).topics
+        for each in (record, json.dumps(record))
+    ]
+    assert found[0] == found[1]
+    assert found[0].has_avro
+    assert config.from_mapping({"topics.schemas": str(found[0].schemas)}).topics == found[0]
+
+
 @pytest.mark.parametrize(
     "given",
     [
         "orders",
+        {"orders": {"format": "avro", "schema": "{}", "wire": "confluent"}},
         {"orders": "id INT"},
-        {"orders": {"format": "avro", "schema": "id INT"}},
+        {"orders": {"format": "protobuf", "schema": "id INT"}},
         {"orders": {"schema": "id INT"}},
         {"orders": {"format": "json", "schema": ""}},
         {"orders": {"format": "json", "schema": "file:/not/there"}},

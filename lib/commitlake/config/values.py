@@ -227,6 +227,8 @@ _BY = ("keys", "message_id")
 """Columns that may be the name of a message."""
 _DEDUP = ("by", "window")
 _FILE = "file:"
+JSON, AVRO = "json", "avro"
+"""Formats of bodies."""
 
 
 class Dedup(NamedTuple):
@@ -268,7 +270,12 @@ def _dedup(given: object) -> Dedup:
 
 
 class TopicSchema(NamedTuple):
-    """How the bodies of a topic are parsed: their `format`, and the columns as SQL has them."""
+    """How the bodies of a topic are parsed.
+
+    Attributes:
+        format: `JSON` or `AVRO`.
+        schema: the columns as SQL has them, or a schema of Avro.
+    """
 
     format: str
     schema: str
@@ -281,18 +288,20 @@ class TopicSchema(NamedTuple):
 def schemas(value: object) -> dict[str, TopicSchema]:
     """Parse a map of destination topics to the format of their bodies and its columns."""
     such = " to maps such as {format: json, schema: 'id BIGINT, amount DECIMAL(10, 2)'}"
-    return _by_topic(value, _schema, f"{such}; the schema may stand in a file, file:/path")
+    return _by_topic(value, _schema, f"{such}; format avro has a schema of Avro; it may stand in a file, file:/path")
 
 
 def _schema(given: object) -> TopicSchema:
-    if not isinstance(given, dict) or set(given) != {"format", "schema"} or given["format"] != "json":
+    if not isinstance(given, dict) or set(given) != {"format", "schema"} or given["format"] not in (JSON, AVRO):
         raise ValueError
-    schema = str(given["schema"]).strip()
+    kind, schema = given["format"], given["schema"]
+    # YAML reads the JSON of a schema of Avro, unless it is quoted.
+    schema = json.dumps(schema) if isinstance(schema, dict) and kind == AVRO else str(schema).strip()
     if schema.startswith(_FILE):
         schema = Path(schema.removeprefix(_FILE)).read_text(encoding="utf-8").strip()
     if not schema:
         raise ValueError
-    return TopicSchema(given["format"], schema)
+    return TopicSchema(kind, schema)
 
 
 class Age(int):

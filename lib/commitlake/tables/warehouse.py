@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from commitlake.config.locations import is_local
 from commitlake.errors import WarehouseError
@@ -57,8 +56,8 @@ class Warehouse(TableReader):
         self._staged: StagedAppend | None = None
         self._written = together.Written()
         self.guard = AppendGuard()
-        self.values: Mapping[str, StructType] = {}
-        """The types of the column `value`, by topic with a schema."""
+        self.values: Mapping[str, typed_topics.Value] = {}
+        """The columns `value`, by topic with a schema."""
 
     def beside(self, spark: SparkSession) -> Warehouse:
         """The same tables in another session of the application, with the same guard."""
