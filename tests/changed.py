@@ -48,7 +48,7 @@ TESTS = {
     "reading": "spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
     "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
         recovery/signals e2e/odd_machines""",
-    "tables": """spark/tables spark/appends spark/typed_topics
+    "tables": """spark/tables spark/appends spark/typed_topics spark/avro_topics spark/schema_registry
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
     "tools": "spark/questions spark/erase e2e/operations recovery/backup",

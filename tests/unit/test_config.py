@@ -500,10 +500,28 @@ def test_a_schema_of_avro_is_json_as_a_text_or_as_yaml_reads_it() -> None:
     assert config.from_mapping({"topics.schemas": str(found[0].schemas)}).topics == found[0]
 
 
+@pytest.mark.parametrize("registry", ["http://registry:8081", "https://registry/path", "env:REGISTRY", "file:/run/url"])
+def test_a_registry_is_a_url_or_where_it_is(registry: str) -> None:
+    given = {"orders": {"format": "avro", "schema": "subject:orders-value", "registry": registry}}
+    found = config.from_mapping({"topics.schemas": given}).topics
+    assert found.schemas["orders"].registry == registry
+    assert config.from_mapping({"topics.schemas": str(found.schemas)}).topics == found
+
+
+def test_a_password_in_the_url_of_a_registry_is_refused_and_not_shown() -> None:
+    given = {"orders": {"format": "avro", "schema": "subject:o", "registry": "https://ann:s3cret@registry"}}
+    with pytest.raises(ConfigError, match="a URL with a password stands elsewhere, as env:NAME") as told:
+        config.from_mapping({"topics.schemas": given})
+    assert "s3cret" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     "given",
     [
         "orders",
+        {"orders": {"format": "json", "schema": "id INT", "registry": "http://registry"}},
+        {"orders": {"format": "avro", "schema": "subject:orders-value"}},
+        {"orders": {"format": "avro", "schema": "subject:orders-value", "registry": "registry:8081"}},
         {"orders": {"format": "avro", "schema": "{}", "wire": "confluent"}},
         {"orders": "id INT"},
         {"orders": {"format": "protobuf", "schema": "id INT"}},

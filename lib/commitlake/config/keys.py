@@ -81,7 +81,7 @@ class Key:
         try:
             return self.parse(given)
         except (ValueError, yaml.YAMLError) as error:
-            shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else repr(given)
+            shown = "***" if self.name in (OPTIONS_KEY, CHECKS) else masked("", repr(given))
             problem = yaml_texts.key_problem(error) if isinstance(error, yaml.YAMLError) else None
             allowed = "YAML" if isinstance(error, yaml.YAMLError) else error
             msg = f"{self.name}: {problem or f'{shown} is not allowed; allowed is {allowed}'}"

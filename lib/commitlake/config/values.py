@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from commitlake.config import yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
+from commitlake.config.secret_references import is_secret_reference
 from commitlake.protocol.durations import DAY_MS, HOUR_MS, duration_ms, duration_text
 from commitlake.protocol.encoding import plain_text
 from commitlake.protocol.topic_names import NAME
@@ -229,6 +230,8 @@ _DEDUP = ("by", "window")
 _FILE = "file:"
 JSON, AVRO = "json", "avro"
 """Formats of bodies."""
+SUBJECT = "subject:"
+"""Before the name under which a registry has a schema."""
 
 
 class Dedup(NamedTuple):
@@ -274,34 +277,45 @@ class TopicSchema(NamedTuple):
 
     Attributes:
         format: `JSON` or `AVRO`.
-        schema: the columns as SQL has them, or a schema of Avro.
+        schema: the columns as SQL has them; a schema of Avro, or the `SUBJECT` of one in the registry.
+        registry: URL of the registry that has the schemas of bodies, or where that is, such as `env:NAME`; or empty.
     """
 
     format: str
     schema: str
+    registry: str = ""
 
     def __repr__(self) -> str:
         """The text of a configuration."""
-        return f"{{format: {self.format}, schema: {json.dumps(self.schema)}}}"
+        registry = f", registry: {json.dumps(self.registry)}" if self.registry else ""
+        return f"{{format: {self.format}, schema: {json.dumps(self.schema)}{registry}}}"
 
 
 def schemas(value: object) -> dict[str, TopicSchema]:
-    """Parse a map of destination topics to the format of their bodies and its columns."""
+    """Parse a map of destination topics to the format of their bodies, its columns, and for Avro a registry."""
     such = " to maps such as {format: json, schema: 'id BIGINT, amount DECIMAL(10, 2)'}"
-    return _by_topic(value, _schema, f"{such}; format avro has a schema of Avro; it may stand in a file, file:/path")
+    avro = "format avro has a schema of Avro, or a registry and subject:NAME; a URL with a password stands elsewhere"
+    return _by_topic(value, _schema, f"{such}; the schema may stand in a file, file:/path; {avro}, as env:NAME")
 
 
 def _schema(given: object) -> TopicSchema:
-    if not isinstance(given, dict) or set(given) != {"format", "schema"} or given["format"] not in (JSON, AVRO):
+    if not isinstance(given, dict) or not {"format", "schema"} <= set(given) <= {*TopicSchema._fields}:
         raise ValueError
-    kind, schema = given["format"], given["schema"]
+    kind, schema, registry = given["format"], given["schema"], str(given.get("registry", "")).strip()
+    is_well = kind in (JSON, AVRO) and (kind == AVRO or not registry) and _is_registry(registry)
     # YAML reads the JSON of a schema of Avro, unless it is quoted.
     schema = json.dumps(schema) if isinstance(schema, dict) and kind == AVRO else str(schema).strip()
     if schema.startswith(_FILE):
         schema = Path(schema.removeprefix(_FILE)).read_text(encoding="utf-8").strip()
-    if not schema:
+    if not is_well or not schema or (schema.startswith(SUBJECT) and not registry):
         raise ValueError
-    return TopicSchema(kind, schema)
+    return TopicSchema(kind, schema, registry)
+
+
+def _is_registry(given: str) -> bool:
+    """Whether it is no registry, says where its URL is, or is a URL without a password."""
+    is_url = given.startswith(("http://", "https://")) and "@" not in given
+    return not given or is_url or is_secret_reference(given)
 
 
 class Age(int):

@@ -33,13 +33,14 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from commitlake.config.values import AVRO, TopicSchema
+from commitlake.config.values import AVRO, SUBJECT, TopicSchema
 from commitlake.errors import ConfigError, root_reason
 from commitlake.spark.frames import to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.tables import avro_bodies
 from commitlake.tables.avro_bodies import Avro
 from commitlake.tables.names import topic_table
+from commitlake.tables.schema_registry import registry
 from commitlake.tables.schemas import STATISTICS, TOPIC, TableLayout
 
 if TYPE_CHECKING:
@@ -106,6 +107,13 @@ def _ordered(above: str, value: StructType) -> Iterator[str]:
             yield from [path] if kind.precision <= _EXACT_DIGITS else []
         elif isinstance(kind, NumericType | DateType | TimestampType) or kind == StringType():  # without a collation
             yield path
+
+
+def of_these(rows: DataFrame, topics: Iterable[str], values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The values with what the parsing of these rows needs to know of registries; unchanged without any."""
+    asked = {topic: avro for topic in topics if topic in values and (avro := values[topic].avro) and avro.registry}
+    found = avro_bodies.written_by(rows, asked) if asked else {}
+    return {**values, **{topic: replace(values[topic], avro=avro) for topic, avro in found.items()}}
 
 
 def of_topics(rows: DataFrame, topics: Iterable[str], values: Mapping[str, Value]) -> dict[str, DataFrame]:
@@ -191,7 +199,7 @@ def _faults(parsed: str, value: Value) -> str:
     """SQL of `value_error`. A number for a time is seconds to Spark; milliseconds would be the year 56 000."""
     times = _times(parsed, value.parsed)
     wrong = "".join(f" OR year({path}) NOT BETWEEN 1 AND 9999" for path in times)
-    return avro_bodies.faults(parsed, wrong) if value.avro else _FAULTS.format(parsed, wrong)
+    return avro_bodies.faults(parsed, value.avro, wrong) if value.avro else _FAULTS.format(parsed, wrong)
 
 
 def _times(above: str, value: StructType) -> Iterator[str]:
@@ -249,20 +257,24 @@ def _gather_statistics(tables: Warehouse, name: str, value: Value) -> None:
 
 def _value_of(spark: SparkSession, topic: str, given: TopicSchema) -> Value:
     """The value that a schema describes, each field nullable."""
+    asked = registry(given.registry) if given.registry else None
+    text = given.schema
+    if asked and text.startswith(SUBJECT):
+        text = asked.latest(text.removeprefix(SUBJECT))
     try:
-        schema = avro_bodies.with_end(given.schema) if given.format == AVRO else None
-        found = avro_bodies.type_of(spark, schema) if schema else _of_ddl(spark, given.schema)
+        schema = avro_bodies.with_end(text) if given.format == AVRO else None
+        found = avro_bodies.type_of(spark, schema) if schema else _of_ddl(spark, text)
     except (PySparkException, Py4JJavaError, ValueError) as error:
         such = "a record of Avro, as JSON" if given.format == AVRO else "columns, as in SQL"
         msg = f"topics.schemas: the schema of {topic} is not allowed: {root_reason(error)}; give {such}"
         raise ConfigError(msg) from error
     if not isinstance(found, StructType) or not _is_allowed(found):
         msg = (
-            f"topics.schemas: the schema of {topic} is {given.schema!r}; allowed are columns with names of letters, "
+            f"topics.schemas: the schema of {topic} is {text!r}; allowed are columns with names of letters, "
             "digits, _, each once in any case, and of types other than VARIANT, TIMESTAMP_NTZ, VOID and INTERVAL"
         )
         raise ConfigError(msg)
-    return Value(found, Avro(schema, found) if schema else None)
+    return Value(found, Avro(schema, found, asked) if schema else None)
 
 
 def _of_ddl(spark: SparkSession, ddl: str) -> DataType:
