@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
@@ -265,6 +267,19 @@ def test_a_start_brings_a_table_to_the_statistics_of_its_schema(spark: SparkSess
     tables.set_property(orders, STATISTICS, "source_offset")
     lake.run(spark)
     assert tables.property(orders, STATISTICS) == "source_offset"
+
+
+def test_the_queries_of_the_how_to_run(spark: SparkSession, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "type-a-topic.md").read_text()
+    conf, queries = (re.findall(rf"```{kind}\n(.+?)```", page, re.DOTALL) for kind in ("yaml", "sql"))
+    tables = prepared(Warehouse(spark, str(tmp_path)), **yaml.safe_load(conf[0])["topics"]["schemas"]["orders"])
+    sent = {"customer": "ann", "amount": 12.5, "at": "2026-11-29T05:00:00Z", "lines": [{"item": "tea", "count": 2}]}
+    spark.read.format("delta").load(appended(tables, [json.dumps(sent).encode()] * 2 + [b"?"])).createOrReplaceTempView(
+        "orders"
+    )
+    found = [[tuple(row) for row in spark.sql(each).collect()] for each in queries]
+    assert [sorted(each, key=str) for each in found] == [[("ann", Decimal("25.00")), (None, None)], [("NO_OBJECT", 1)]]
+    spark.catalog.dropTempView("orders")
 
 
 def test_an_erased_message_has_no_value(spark: SparkSession, lake: Lake) -> None:

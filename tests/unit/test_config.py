@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import typer
+import yaml
 from deltalake import write_deltalake
 from tests.support.message_values import Name, Number
 
@@ -498,6 +500,14 @@ def test_a_schema_of_avro_is_json_as_a_text_or_as_yaml_reads_it() -> None:
     assert found[0] == found[1]
     assert found[0].has_avro
     assert config.from_mapping({"topics.schemas": str(found[0].schemas)}).topics == found[0]
+
+
+def test_the_configurations_of_the_how_to_are_ones(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "type-a-topic.md").read_text()
+    (tmp_path / "payment.avsc").write_text("{}")
+    found = re.findall(r"```yaml\n(.+?)```", page.replace("/etc/commitlake", str(tmp_path)), re.DOTALL)
+    topics = [config.from_mapping(yaml.safe_load(each)).topics for each in found]
+    assert [[*each.schemas] for each in topics] == [["orders"], ["payments", "orders"]]
 
 
 @pytest.mark.parametrize("registry", ["http://registry:8081", "https://registry/path", "env:REGISTRY", "file:/run/url"])
