@@ -48,7 +48,8 @@ TESTS = {
     "reading": "spark/catalog spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
     "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
         recovery/signals e2e/odd_machines""",
-    "tables": """spark/tables spark/appends spark/typed_topics spark/topic_columns spark/owner
+    "tables": """spark/tables spark/appends spark/typed_topics spark/avro_topics spark/schema_registry
+        spark/topic_columns spark/owner
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
     "tools": "spark/iceberg spark/questions spark/erase e2e/operations recovery/backup",

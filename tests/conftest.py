@@ -42,10 +42,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A local session with two threads, tuned for small data."""
+    """A local session with two threads, tuned for small data, with Spark's functions for Avro."""
+    from commitlake import config
     from commitlake.spark import session
 
-    built = session.build(master="local[2]", app_name="commitlake-tests", short_lived=True)
+    conf = config.from_mapping({"topics.schemas": {"any": {"format": "avro", "schema": "{}"}}})
+    built = session.build(conf, master="local[2]", app_name="commitlake-tests", short_lived=True)
     yield built
     built.stop()
 

@@ -179,7 +179,10 @@ def root_reason(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     # For an error in a Python worker, Spark's first line only says that one occurred; Python's last line names it.
-    return lines[-1].strip() if any(line.startswith("Traceback") for line in lines) else lines[0]
+    if any(line.startswith("Traceback") for line in lines):
+        return lines[-1].strip()
+    # Some of Spark's texts begin with an empty line, behind the name of their class.
+    return " ".join(lines[:2]) if lines[0].rstrip().endswith("Exception:") else lines[0]
 
 
 def explained(query: str, cause: Exception, more: Callable[[str], str] = str) -> CommitLakeError:

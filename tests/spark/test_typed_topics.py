@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.support.killing import ROOT
 from tests.support.lake import Lake
+from tests.support.typed_rows import appended, prepared
 
 import commitlake
+from commitlake import config
+from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.errors import ConfigError, ConsumerError
 from commitlake.protocol import message_batch
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
+from commitlake.tables.schemas import STATISTICS, TOPIC
 from commitlake.tools import erase as erasing
 from commitlake.tools.audit.audit import audit
 
@@ -132,6 +137,18 @@ def test_the_page_shows_what_it_says(
     assert found == [({("ann", Decimal("12.50")), (None, None)},) * 2, ({("NO_OBJECT", 1)},) * 2]
 
 
+def test_a_consumer_chooses_by_fields_of_the_value(spark: SparkSession, lake: Lake) -> None:
+    bodies(lake, good=json.dumps(GOOD).encode(), less=b'{"amount": 1, "who": {"name": "bob"}}', bad=b"{?}")
+    lake.run(spark)
+    conf, where = {"warehouse": str(lake.warehouse)}, "value.amount > 10 AND value.who.name = 'ann'"
+    found = unfinished(config.from_mapping(conf), "orders", "g", where=where)
+    assert found["message_id"].to_pylist() == ["good"]
+    with commitlake.consume(conf, "orders", group="g", follow=False, where=where) as messages:
+        assert [message.message_id for message in messages] == ["good"]
+    with pytest.raises(ConsumerError, match=r"where: 'value\.nothing > 1' can't be used"):
+        unfinished(config.from_mapping(conf), "orders", "g", where="value.nothing > 1")
+
+
 def test_a_topic_without_a_schema_has_no_more_columns(spark: SparkSession, lake: Lake) -> None:
     lake.op("COMMIT", "c", lake.half("c", topic="clicks"))
     lake.run(spark)
@@ -190,6 +207,103 @@ def test_a_topic_gets_a_schema_later_and_the_schema_more_fields(spark: SparkSess
     bodies(lake, fifth=b'{"id": 5}')
     lake.run(spark)
     assert by_id(lake)["fifth"]["value"] is None
+
+
+WIDE = """id BIGINT, amount DECIMAL(10, 2), large DECIMAL(30, 0), paid BOOLEAN, at TIMESTAMP, day DATE, tags ARRAY<INT>,
+`in` STRUCT<x: DOUBLE, deep: STRUCT<name: STRING, small: TINYINT>>, part FLOAT, ninth INT"""
+FIRST = ["id", "amount", "at", "day", "in.x", "in.deep.name", "in.deep.small", "part"]
+WIDE_BODIES = [
+    b"""{"id": 3, "amount": 0.10, "large": 7, "at": "2026-11-29T05:00:00.123Z", "day": "2026-11-29", "part": 0.5,
+    "in": {"x": 1e300, "deep": {"name": "ann", "small": -1}}}""",
+    b"""{"id": -9007199254740993, "amount": -12345678.90, "at": "1969-12-31T23:59:59.999Z", "day": "0001-01-01",
+    "part": 2, "in": {"x": -0.1, "deep": {"name": "\xc3\xa9", "small": 7}}, "ninth": 9}""",
+    b'{"in": {"deep": {}}}',
+    b"?",
+]
+
+
+def commits(place: str) -> list[dict[str, Any]]:
+    """The statistics of the first file of each commit, the oldest first; Delta's writer has objects without a value."""
+    found = []
+    for file in sorted(Path(place, "_delta_log").glob("*.json")):
+        adds = [add for line in file.read_text().splitlines() if (add := json.loads(line).get("add"))]
+        found += [filled(json.loads(add["stats"])) for add in adds[:1]]
+    return found
+
+
+def filled(stats: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: filled(value) if isinstance(value, dict) else value for name, value in stats.items()}
+    return {name: value for name, value in inner.items() if value != {}}
+
+
+def test_statistics_of_the_first_fields_are_those_of_delta(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = (Warehouse(spark, str(tmp_path / name)) for name in ("ours", "theirs"))
+    for each in (ours, theirs):
+        prepared(each, format="json", schema=WIDE)
+    monkeypatch.setattr(theirs, "_direct", lambda: None)
+    groups = (WIDE_BODIES, [b"{}"], [b'{"in": {"x": "NaN"}, "part": "Infinity", "id": 1}'])
+    own, other = (appended(each, *groups) for each in (ours, theirs))
+    files = [pq.read_metadata(file) for file in Path(own).rglob("*.parquet")]
+    assert {file.created_by.split()[0] for file in files} == {"parquet-cpp-arrow"}
+    named = ours.property(topic_table("orders"), STATISTICS)
+    assert named == ",".join([*TOPIC.stats, *(f"value.{name}" for name in FIRST)])
+    stats = commits(own)
+    assert stats[:2] == commits(other)[:2]
+    assert stats[0]["minValues"]["value"]["in"] == {"x": -0.1, "deep": {"name": "ann", "small": -1}}
+    assert stats[0]["nullCount"]["value"]["in"]["deep"] == {"name": 2, "small": 2}
+    assert "value" not in stats[1]["maxValues"]
+    assert stats[2]["maxValues"]["value"] == {"id": 1}, "NaN is above all numbers, and no number of JSON"
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_spark_skips_files_by_fields_of_the_value(spark: SparkSession, tmp_path: Path, few: bool) -> None:
+    """Files of the driver, and of Spark's jobs."""
+    tables = prepared(Warehouse(spark, str(tmp_path)), format="json", schema=WIDE)
+    body = '{"id": %d, "amount": %d.5, "at": "2026-11-0%dT00:00:00Z", "day": "2026-11-0%d"}'
+    place = appended(tables, *([(body % (n, n, n, n)).encode()] for n in range(1, 6)), few=few)
+    read = spark.read.format("delta").load(place)
+    for condition in (
+        *("value.id = 3", "value.amount = 3.5", "value.day = '2026-11-03'"),
+        "value.at BETWEEN '2026-11-03' AND '2026-11-03 12:00'",
+    ):
+        found = read.where(condition)
+        assert (len(found.inputFiles()), [row["id"] for row in found.select("value.id").collect()]) == (1, [3])
+
+
+def test_a_start_brings_a_table_to_the_statistics_of_its_schema(spark: SparkSession, lake: Lake) -> None:
+    """Else each of its appends would be a Spark job. What the owner has chosen stays."""
+    lake.settings |= {"topics.schemas": {}}
+    bodies(lake, first=b"{}")
+    lake.run(spark)
+    tables, orders, own = Warehouse(spark, str(lake.warehouse)), topic_table("orders"), ",".join(TOPIC.stats)
+    steps = {
+        "id INT, x STRUCT<a: INT>": "value.id,value.x.a",
+        "x STRUCT<b: INT>": "value.id,value.x.a,value.x.b",
+    }
+    for number, (schema, fields) in enumerate(steps.items()):
+        lake.settings |= schemas(schema)
+        bodies(lake, **{f"m{number}": b'{"id": 1}'})
+        lake.run(spark)
+        assert tables.property(orders, STATISTICS) == f"{own},{fields}"
+        assert commits(tables.locate(orders))[-1]["minValues"]["value"] == {"id": 1}
+    tables.set_property(orders, STATISTICS, "source_offset")
+    lake.run(spark)
+    assert tables.property(orders, STATISTICS) == "source_offset"
+
+
+def test_the_queries_of_the_how_to_run(spark: SparkSession, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "type-a-topic.md").read_text()
+    conf, queries = (re.findall(rf"```{kind}\n(.+?)```", page, re.DOTALL) for kind in ("yaml", "sql"))
+    tables = prepared(Warehouse(spark, str(tmp_path)), **yaml.safe_load(conf[0])["topics"]["schemas"]["orders"])
+    sent = {"customer": "ann", "amount": 12.5, "at": "2026-11-29T05:00:00Z", "lines": [{"item": "tea", "count": 2}]}
+    spark.read.format("delta").load(appended(tables, [json.dumps(sent).encode()] * 2 + [b"?"])).createOrReplaceTempView(
+        "orders"
+    )
+    found = [[tuple(row) for row in spark.sql(each).collect()] for each in queries]
+    assert [sorted(each, key=str) for each in found] == [[("ann", Decimal("25.00")), (None, None)], [("NO_OBJECT", 1)]]
+    spark.catalog.dropTempView("orders")
 
 
 def test_an_erased_message_has_no_value(spark: SparkSession, lake: Lake) -> None:

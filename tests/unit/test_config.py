@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import typer
+import yaml
 from deltalake import write_deltalake
 from tests.support.message_values import Name, Number
 
@@ -488,12 +491,50 @@ def test_a_topic_may_have_columns_for_its_bodies(tmp_path: Path) -> None:
     assert config.from_mapping({"topics.schemas": str(found.schemas)}).topics == found
 
 
+def test_a_schema_of_avro_is_json_as_a_text_or_as_yaml_reads_it() -> None:
+    record = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+    found = [
+        config.from_mapping({"topics.schemas": {"orders": {"format": "avro", "schema": each}}}).topics
+        for each in (record, json.dumps(record))
+    ]
+    assert found[0] == found[1]
+    assert found[0].has_avro
+    assert config.from_mapping({"topics.schemas": str(found[0].schemas)}).topics == found[0]
+
+
+def test_the_configurations_of_the_how_to_are_ones(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "type-a-topic.md").read_text()
+    (tmp_path / "payment.avsc").write_text("{}")
+    found = re.findall(r"```yaml\n(.+?)```", page.replace("/etc/commitlake", str(tmp_path)), re.DOTALL)
+    topics = [config.from_mapping(yaml.safe_load(each)).topics for each in found]
+    assert [[*each.schemas] for each in topics] == [["orders"], ["payments", "orders"]]
+
+
+@pytest.mark.parametrize("registry", ["http://registry:8081", "https://registry/path", "env:REGISTRY", "file:/run/url"])
+def test_a_registry_is_a_url_or_where_it_is(registry: str) -> None:
+    given = {"orders": {"format": "avro", "schema": "subject:orders-value", "registry": registry}}
+    found = config.from_mapping({"topics.schemas": given}).topics
+    assert found.schemas["orders"].registry == registry
+    assert config.from_mapping({"topics.schemas": str(found.schemas)}).topics == found
+
+
+def test_a_password_in_the_url_of_a_registry_is_refused_and_not_shown() -> None:
+    given = {"orders": {"format": "avro", "schema": "subject:o", "registry": "https://ann:s3cret@registry"}}
+    with pytest.raises(ConfigError, match="a URL with a password stands elsewhere, as env:NAME") as told:
+        config.from_mapping({"topics.schemas": given})
+    assert "s3cret" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     "given",
     [
         "orders",
+        {"orders": {"format": "json", "schema": "id INT", "registry": "http://registry"}},
+        {"orders": {"format": "avro", "schema": "subject:orders-value"}},
+        {"orders": {"format": "avro", "schema": "subject:orders-value", "registry": "registry:8081"}},
+        {"orders": {"format": "avro", "schema": "{}", "wire": "confluent"}},
         {"orders": "id INT"},
-        {"orders": {"format": "avro", "schema": "id INT"}},
+        {"orders": {"format": "protobuf", "schema": "id INT"}},
         {"orders": {"schema": "id INT"}},
         {"orders": {"format": "json", "schema": ""}},
         {"orders": {"format": "json", "schema": "file:/not/there"}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from decimal import Decimal
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -129,6 +130,73 @@ def test_a_condition_that_no_message_can_be_asked_is_refused_before_there_is_one
 def test_a_name_with_a_dot_is_written_in_quotes() -> None:
     with pytest.raises(ConsumerError, match=r'write it as "sent\.by", in double quotes'):
         Filter(None, "sent.by = 'web'")
+
+
+VALUE = pa.struct(
+    {
+        "id": pa.int64(),
+        "Amount": pa.decimal128(10, 2),
+        "at": pa.timestamp("us", "UTC"),
+        "paid": pa.bool_(),
+        "who": pa.struct({"name": pa.string(), "n": pa.string()}),
+    }
+)
+TYPED = ROWS.append_column(
+    "value",
+    pa.array(
+        [
+            {
+                "id": 9007199254740993,
+                "Amount": Decimal("10.50"),
+                "at": datetime(2026, 11, 29, tzinfo=UTC),
+                "paid": True,
+                "who": {"name": "ann", "n": "7"},
+            },
+            {"id": 2, "Amount": Decimal(9), "at": datetime(2026, 11, 28, 23, tzinfo=UTC), "who": {"n": "x"}},
+            None,
+        ],
+        VALUE,
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("value.amount > 10", ["k1"]),
+        ("value.amount = 10.5 AND region = 'eu'", ["k1"]),
+        ("VALUE.id = 9007199254740993", ["k1"]),
+        ("value.id <= 9007199254740992", ["k2 k3"]),
+        ("value.at >= '2026-11-29'", ["k1"]),
+        ("value.at < '2026-11-29' AND NOT value.paid", []),
+        ("value.paid", ["k1"]),
+        ("value.paid IS NULL", ["k2 k3", None]),
+        ("value.who.name LIKE 'a%' OR value.who.n = 'x'", ["k1", "k2 k3"]),
+        ("value.who.n > 5", ["k1"]),
+        ("value.who.n = 7 OR n = 10", ["k1", "k2 k3"]),
+        ("\"value.amount\" = 'a property' OR value = 1", []),
+    ],
+)
+def test_a_condition_on_fields_of_the_value_compares_by_their_types(where: str, expected: list[str | None]) -> None:
+    assert Filter(None, where).keep(TYPED)["keys"].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("value.nothing = 1", "can't be used: .*nothing"),
+        ("value.at > 'soon'", "can't be used: .*soon"),
+        ("value.who > 'ann'", "can't be used: "),
+    ],
+)
+def test_a_field_that_is_not_there_or_of_another_type_is_told(where: str, told: str) -> None:
+    with pytest.raises(ConsumerError, match=told):
+        Filter(None, where).keep(TYPED)
+
+
+def test_a_topic_without_a_schema_has_no_fields_to_compare() -> None:
+    with pytest.raises(ConsumerError, match=r"value\.id > 1.*the topic has no schema; see topics\.schemas"):
+        Filter(None, "value.id > 1").keep(ROWS)
 
 
 @pytest.mark.parametrize(

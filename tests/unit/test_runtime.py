@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from tests.support.killing import python
 
 from commitlake import config
 from commitlake.errors import ConfigError, SetupError
-from commitlake.spark import class_archive, cluster, executors, given, runtime, session
+from commitlake.spark import class_archive, cluster, executors, given, preflight, runtime, session
 
 SCRIPT = Path(__file__).parents[2] / "spark-submit.sh"
 
@@ -255,6 +256,18 @@ def test_the_class_path_has_no_jar_that_spark_brings(monkeypatch: pytest.MonkeyP
     found = ["/ivy/io.delta_delta-spark_4.0_2.13-4.3.1.jar", "/ivy/org.slf4j_slf4j-api-1.7.36.jar"]
     monkeypatch.setattr(runtime, "jars", lambda _: found)
     assert session.jars_of_one_machine() == found[:1]
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://here:7077"])
+def test_only_who_parses_avro_gets_sparks_functions_for_it(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    monkeypatch.setattr(runtime, "jars", lambda packages: [f"/ivy/{packages[0]}.jar"])
+    monkeypatch.setattr(preflight, "check", lambda *_, **__: None)
+    monkeypatch.setattr(runtime, "java", lambda: JAVA)
+    name = "spark.driver.extraClassPath" if master.startswith("local") else "spark.jars"
+    without, beside = (session.submit_settings(master, avro=avro)[name] for avro in (False, True))
+    assert "spark-avro" not in without
+    assert beside.startswith(without), "the archive of classes fits only what begins with its jars"
+    assert re.search(r"spark-avro_2\.13:4\.\d\.\d", beside)
 
 
 OWN = {"spark.jars": "/delta.jar", "spark.driver.extraJavaOptions": "-Xss8m", "spark.sql.shuffle.partitions": "2"}

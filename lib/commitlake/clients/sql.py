@@ -27,8 +27,9 @@ class Sql:
             msg = f"database= is a {kind.__module__}.{kind.__name__}; {_ALLOWED}"
             raise MQClientException(msg)
         self.given = given if is_lite else sessions_own(given)
-        self._alchemy = None if is_lite else import_module("sqlalchemy")
-        self.duplicate: type[Exception] = sqlite3.IntegrityError if is_lite else self._alchemy.exc.IntegrityError
+        self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
+        errors: Any = sqlite3 if is_lite else self._alchemy.exc
+        self.duplicate: type[Exception] = errors.IntegrityError
         """The error of an id that is there already, and of other constraints."""
         if self._commits_by_itself():
             msg = "database= has autocommit on, so each statement is a transaction of its own; switch it off"

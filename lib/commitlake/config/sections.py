@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from commitlake.config.keys import OPTIONS_KEY, masked
 from commitlake.config.secret_references import resolve
-from commitlake.config.values import EMBEDDED, Age, Dedup, TopicSchema
+from commitlake.config.values import AVRO, EMBEDDED, Age, Dedup, TopicSchema
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import MARGIN_MS
 from commitlake.protocol.kafka_topics import MOST_OF_A_NAME, check_topic
@@ -179,6 +179,11 @@ class TopicsConfig:
                     f"{MARGIN_MS // 60_000} minutes: else names would be forgotten; give such an age, or none"
                 )
                 raise ConfigError(msg)
+
+    @property
+    def has_avro(self) -> bool:
+        """Whether bodies of a topic are Avro, for which Spark needs one more jar."""
+        return any(each.format == AVRO for each in self.schemas.values())
 
     def retention_of(self, topic: str) -> Age:
         """The age at which rows of a topic's table go; 0 for never."""

@@ -248,6 +248,10 @@ _BY = ("keys", "message_id")
 """Columns that may be the name of a message."""
 _DEDUP = ("by", "window")
 _FILE = "file:"
+JSON, AVRO = "json", "avro"
+"""Formats of bodies."""
+SUBJECT = "subject:"
+"""Before the name under which a registry has a schema."""
 
 
 class Dedup(NamedTuple):
@@ -289,31 +293,49 @@ def _dedup(given: object) -> Dedup:
 
 
 class TopicSchema(NamedTuple):
-    """How the bodies of a topic are parsed: their `format`, and the columns as SQL has them."""
+    """How the bodies of a topic are parsed.
+
+    Attributes:
+        format: `JSON` or `AVRO`.
+        schema: the columns as SQL has them; a schema of Avro, or the `SUBJECT` of one in the registry.
+        registry: URL of the registry that has the schemas of bodies, or where that is, such as `env:NAME`; or empty.
+    """
 
     format: str
     schema: str
+    registry: str = ""
 
     def __repr__(self) -> str:
         """The text of a configuration."""
-        return f"{{format: {self.format}, schema: {json.dumps(self.schema)}}}"
+        registry = f", registry: {json.dumps(self.registry)}" if self.registry else ""
+        return f"{{format: {self.format}, schema: {json.dumps(self.schema)}{registry}}}"
 
 
 def schemas(value: object) -> dict[str, TopicSchema]:
-    """Parse a map of destination topics to the format of their bodies and its columns."""
+    """Parse a map of destination topics to the format of their bodies, its columns, and for Avro a registry."""
     such = " to maps such as {format: json, schema: 'id BIGINT, amount DECIMAL(10, 2)'}"
-    return _by_topic(value, _schema, f"{such}; the schema may stand in a file, file:/path")
+    avro = "format avro has a schema of Avro, or a registry and subject:NAME; a URL with a password stands elsewhere"
+    return _by_topic(value, _schema, f"{such}; the schema may stand in a file, file:/path; {avro}, as env:NAME")
 
 
 def _schema(given: object) -> TopicSchema:
-    if not isinstance(given, dict) or set(given) != {"format", "schema"} or given["format"] != "json":
+    if not isinstance(given, dict) or not {"format", "schema"} <= set(given) <= {*TopicSchema._fields}:
         raise ValueError
-    schema = str(given["schema"]).strip()
+    kind, schema, registry = given["format"], given["schema"], str(given.get("registry", "")).strip()
+    is_well = kind in (JSON, AVRO) and (kind == AVRO or not registry) and _is_registry(registry)
+    # YAML reads the JSON of a schema of Avro, unless it is quoted.
+    schema = json.dumps(schema) if isinstance(schema, dict) and kind == AVRO else str(schema).strip()
     if schema.startswith(_FILE):
         schema = Path(schema.removeprefix(_FILE)).read_text(encoding="utf-8").strip()
-    if not schema:
+    if not is_well or not schema or (schema.startswith(SUBJECT) and not registry):
         raise ValueError
-    return TopicSchema(given["format"], schema)
+    return TopicSchema(kind, schema, registry)
+
+
+def _is_registry(given: str) -> bool:
+    """Whether it is no registry, says where its URL is, or is a URL without a password."""
+    is_url = given.startswith(("http://", "https://")) and "@" not in given
+    return not given or is_url or is_secret_reference(given)
 
 
 class Age(int):

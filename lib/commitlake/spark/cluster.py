@@ -20,6 +20,7 @@ _NEEDED_CLASSES = {
     "Delta": "io.delta.sql.DeltaSparkSessionExtension",
     "the Kafka connector": "org.apache.spark.sql.kafka010.KafkaSourceProvider",
 }
+_OF_AVRO = {"spark-avro": "org.apache.spark.sql.avro.AvroDataToCatalyst"}
 
 
 def resolved(spark: SparkSession, config: Config) -> Config:
@@ -53,7 +54,7 @@ def check(spark: SparkSession, config: Config) -> None:
     """
     if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # which has its own Spark, Delta and log store
         runtime.check_spark(spark.version)
-        _check_classes(spark)
+        _check_classes(spark, avro=config.topics.has_avro)
         _check_log_store(spark, config.warehouse)
     _refuse_places_in_nothing(config)
     master = str(spark.sparkContext.master)
@@ -63,15 +64,17 @@ def check(spark: SparkSession, config: Config) -> None:
         _check_executors(spark, config)
 
 
-def _check_classes(spark: SparkSession) -> None:
+def _check_classes(spark: SparkSession, *, avro: bool) -> None:
     jvm: Any = spark.sparkContext._jvm
-    for what, name in _NEEDED_CLASSES.items():
+    needed = _NEEDED_CLASSES | (_OF_AVRO if avro else {})
+    for what, name in needed.items():
         try:
             jvm.org.apache.spark.util.Utils.classForName(name, False, True)
         except Exception as error:
+            packages = (*runtime.packages(), *([runtime.avro_package()] if avro else []))
             msg = (
                 f"{what} is not on Spark's class path; start Spark by ./spark-submit.sh, or with --packages "
-                f"{','.join(each.partition('?')[0] for each in runtime.packages())}"
+                f"{','.join(each.partition('?')[0] for each in packages)}"
             )
             raise SetupError(msg) from error
 

@@ -39,6 +39,7 @@ _PACKAGES = {
         f"{_TOKENS}:4.0.0?transitive=false",
     ),
 }
+_AVRO = {"4.0": "4.0.0", "4.1": "4.1.1", "4.2": "4.2.0"}
 # Stateful queries of an earlier PySpark pass a float for an offset to pyarrow, which rejects it from 26 on.
 _WITH_ARROW_26 = {"4.0": "4.0.5", "4.1": "4.1.4"}
 LOCAL_FILES_PACKAGE = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
@@ -145,6 +146,16 @@ def packages() -> tuple[str, ...]:
     version = spark_version()
     given = os.environ.get("COMMITLAKE_PACKAGES")
     return tuple(given.split(",")) if given else _PACKAGES.get(version[:3], _PACKAGES["4.0"])
+
+
+def avro_package() -> str:
+    """Return Spark's functions for Avro, for the Spark that is used; its own jars have what they need.
+
+    Raises:
+        SetupError: CommitLake does not run on this version of Spark.
+    """
+    version = _AVRO.get(spark_version()[:3], _AVRO["4.0"])
+    return f"org.apache.spark:spark-avro_2.13:{version}?transitive=false"
 
 
 def spark_submit() -> tuple[list[str], dict[str, str]]:

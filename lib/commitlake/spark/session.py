@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from commitlake.config import Config, object_store
 from commitlake.config.locations import is_local
+from commitlake.config.values import LARGEST_MESSAGE
 from commitlake.errors import SetupError
 from commitlake.spark import class_archive, given, preflight, runtime
 
@@ -133,11 +134,15 @@ LOCAL_SETTINGS = {
 # A query with a wide plan that is stopped in the middle overflows the default stack of 1 MiB.
 # By default Java never compiles a method above 8 000 bytecodes, and Spark makes one of each wide plan. Interpreted, the
 # records of `half` took 4 times as long to classify and those of `op` 3.5 times (see docs/benchmarks.md).
+# A body of Avro says how long its strings and lists are. By default Java would make room for 2 GiB of them, and end.
 # The optimising compiler waits five times longer than by default. Without that it took a third of all CPU in the first
 # minutes, since most of the code that it compiled was soon replaced. A round took 4.7 s of CPU instead of 3.4 s.
 _JAVA_OPTIONS = (
     f"{runtime.LANGUAGE} -Xss8m -XX:-DontCompileHugeMethods -XX:Tier4InvocationThreshold=25000 "
-    "-XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000 -XX:Tier4BackEdgeThreshold=200000"
+    "-XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000 -XX:Tier4BackEdgeThreshold=200000 "
+    f"-Dorg.apache.avro.limits.string.maxLength={LARGEST_MESSAGE} "
+    f"-Dorg.apache.avro.limits.bytes.maxLength={LARGEST_MESSAGE} "
+    "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000"
 )
 # The optimising compiler pays off only after minutes: without it the first batches take 8, 5, 2 s, not 11, 10, 4 s.
 # That alone would leave 48 MiB for code, which the plans of some minutes fill: then Java compiles nothing any more.
@@ -178,7 +183,8 @@ def build(
         master = master or os.environ.get("MASTER") or "local[*]"
         _let_workers_import_commitlake()
         os.environ.update(local_environment(master))
-        for name, value in submit_settings(master, short_lived).items():
+        has_avro = config is not None and config.topics.has_avro
+        for name, value in submit_settings(master, short_lived, avro=has_avro).items():
             builder = builder.config(name, value)
         builder = builder.master(master)
     spark = _with_own_interrupt_handler(builder.getOrCreate)
@@ -261,8 +267,8 @@ def beside(spark: SparkSession, config: Config, more: Mapping[str, str] | None =
     return own
 
 
-def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
-    """Return the settings that a new JVM starts with, jars included.
+def submit_settings(master: str, short_lived: bool = False, *, avro: bool = False) -> dict[str, str]:
+    """Return the settings that a new JVM starts with, jars included; with `avro` that of Spark's functions for it.
 
     Raises:
         SetupError: no fitting Java, jars that cannot be resolved, or a machine that lacks something (`preflight`).
@@ -279,12 +285,14 @@ def submit_settings(master: str, short_lived: bool = False) -> dict[str, str]:
         _SHORT_LIVED_OPTIONS if short_lived else "",
     ]
     settings = {**REQUIRED, **TUNING, **STATIC_SETTINGS, **object_store.spark_settings()}
+    more = _beside_spark([runtime.avro_package()]) if avro else []
     if is_one_machine(master):
         jars = jars_of_one_machine()
-        settings |= LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join(jars)}
+        # At the end: Java takes classes from its archive if that was made with the jars before it.
+        settings |= LOCAL_SETTINGS | {"spark.driver.extraClassPath": os.pathsep.join([*jars, *more])}
         options += [_ONE_HEAP_OPTIONS, *class_archive.java_options(java, jars)]
     else:
-        settings |= CLUSTER_SETTINGS | {"spark.jars": ",".join(_beside_spark(runtime.packages()))}
+        settings |= CLUSTER_SETTINGS | {"spark.jars": ",".join([*_beside_spark(runtime.packages()), *more])}
     return settings | {"spark.driver.extraJavaOptions": " ".join(filter(None, options))}
 
 

@@ -36,7 +36,14 @@ _NOISE = b"WARNING: Using incubator modules: jdk.incubator.vector"
 
 
 def launch(
-    script: Path, arguments: Sequence[str], *, name: str, master: str, short_lived: bool = True, dry_run: bool = False
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    name: str,
+    master: str,
+    short_lived: bool = True,
+    avro: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Run a Python script in Spark's driver and return its exit code.
 
@@ -46,12 +53,13 @@ def launch(
         name: the application's name, shown in Spark's UI.
         master: Spark's master, for example `local[*]`.
         short_lived: whether the script ends within minutes, so that a quick start beats top speed.
+        avro: whether the script parses Avro, for which Spark needs one more jar.
         dry_run: print the spark-submit command instead.
 
     Raises:
         SetupError: no fitting Java or Spark, or jars that cannot be resolved.
     """
-    settings = session.submit_settings(master, short_lived=short_lived)  # checks the machine, first of all
+    settings = session.submit_settings(master, short_lived, avro=avro)  # checks the machine, first of all
     with tempfile.TemporaryDirectory(prefix="commitlake-launch-") as directory:
         place = Path(directory)
         command, environment = runtime.spark_submit()

@@ -48,6 +48,8 @@ _TYPES: dict[str, DataType] = {
 
 APPEND_ONLY = "delta.appendOnly"
 """Whether Delta refuses deletes and updates."""
+STATISTICS = "delta.dataSkippingStatsColumns"
+"""Columns, and paths of fields, of which Delta's log has each file's lowest and highest value."""
 FILE_RETENTION = "delta.deletedFileRetentionDuration"
 """How long files stay that compaction replaced. VACUUM of Delta 4.3 obeys this property and not its argument. VACUUM of
 earlier versions keeps no file that the table has forgotten. So maintenance sets the property to its own retention."""
@@ -72,7 +74,8 @@ class TableLayout:
     Attributes:
         schema: Its columns, in the order readers see.
         partition_by: Its partition columns.
-        stats: Columns with min/max statistics; without the list Delta would gather them for ids and bodies too.
+        stats: Columns and paths of fields with min/max statistics; without the list Delta would gather them for ids
+            and bodies too.
         append_only: Whether Delta refuses deletes and updates (`delta.appendOnly`).
         checkpoint_interval: Commits after which Delta writes a checkpoint. Tables get a commit a second: with the
             default of 10 every tenth commit took 3 to 5 s.
@@ -98,7 +101,7 @@ class TableLayout:
             "delta.enableDeletionVectors": "false",
             "delta.columnMapping.mode": "none",  # whatever a session's default is: readers without Spark go by name
             "delta.checkpointInterval": str(self.checkpoint_interval),
-            "delta.dataSkippingStatsColumns": ",".join(self.stats),
+            STATISTICS: ",".join(self.stats),
             **({APPEND_ONLY: "true"} if self.append_only else {}),
         }
 

@@ -6,8 +6,10 @@ The files are as Spark would write them: the same types and compression, and the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import reduce
 from typing import Any
 from uuid import uuid4
 
@@ -80,19 +82,35 @@ def _written(
 def statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
     """A file's statistics in Delta's log, by which a query skips it; no row is ever outside of their bounds.
 
-    The columns have numbers, strings or timestamps.
+    The columns have numbers, strings, dates or timestamps; a field of a struct is named by its path, `value.id`.
     """
-    ends = {name: _ends(rows[name]) for name in columns}
+    own = {name: _column(rows, *name.split(".")) for name in columns}
+    ends = {name: _ends(column) for name, column in own.items()}
     return {
         "numRecords": rows.num_rows,
-        "minValues": {name: low for name, (low, _) in ends.items() if low is not None},
-        "maxValues": {name: high for name, (_, high) in ends.items() if high is not None},
-        "nullCount": {name: rows[name].null_count for name in columns},
+        "minValues": _nested({name: low for name, (low, _) in ends.items() if low is not None}),
+        "maxValues": _nested({name: high for name, (_, high) in ends.items() if high is not None}),
+        "nullCount": _nested({name: column.null_count for name, column in own.items()}),
     }
+
+
+def _column(rows: pa.Table, name: str, *below: str) -> pa.ChunkedArray:
+    return pc.struct_field(rows[name], [*below]) if below else rows[name]
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by path, as objects in objects."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        *above, last = path.split(".")
+        reduce(lambda within, name: within.setdefault(name, {}), above, found)[last] = value
+    return found
 
 
 def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
     """A lower and an upper bound of the column's values."""
+    if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
+        return None, None  # JSON has no infinity, and Spark takes NaN for the highest number
     is_time = pa.types.is_timestamp(column.type)
     low, high = pc.min_max(column.cast(pa.int64()) if is_time else column).as_py().values()
     if isinstance(low, str):
@@ -100,7 +118,9 @@ def _ends(column: pa.ChunkedArray) -> tuple[Any, Any]:
         return low[:_LONGEST], high[:_LONGEST] + _LAST if is_cut else high
     if is_time and low is not None:
         return _moment(low // 1_000), _moment(-(-high // 1_000)) or _moment(high // 1_000)
-    return low, high
+    if isinstance(low, date):
+        return low.isoformat(), high.isoformat()
+    return (float(low), float(high)) if isinstance(low, Decimal) else (low, high)
 
 
 def _moment(ms: int) -> str | None:

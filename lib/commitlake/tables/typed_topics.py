@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,8 +21,10 @@ from pyspark.sql.types import (
     CalendarIntervalType,
     DataType,
     DateType,
+    DecimalType,
     MapType,
     NullType,
+    NumericType,
     StringType,
     StructField,
     StructType,
@@ -29,14 +33,17 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from commitlake.config.values import AVRO, SUBJECT, TopicSchema
 from commitlake.errors import ConfigError, root_reason
 from commitlake.spark.frames import to_arrow, typed
 from commitlake.spark.parallel import run_all
+from commitlake.tables import avro_bodies
+from commitlake.tables.avro_bodies import Avro
 from commitlake.tables.names import topic_table
-from commitlake.tables.schemas import TOPIC, TableLayout
+from commitlake.tables.schema_registry import registry
+from commitlake.tables.schemas import STATISTICS, TOPIC, TableLayout
 
 if TYPE_CHECKING:
-    from commitlake.config.values import TopicSchema
     from commitlake.tables.warehouse import Warehouse
 
 VALUE, ERROR = "value", "value_error"
@@ -45,6 +52,10 @@ _UNFIT = "__unfit__"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFUSED = (VariantType, TimestampNTZType, NullType, AnsiIntervalType, CalendarIntervalType)
 """Types that Delta has not, that readers without Spark refuse, or for which a table needs a feature that they lack."""
+_MOST_STATISTICS = 8
+"""Fields with statistics: each makes some 60 bytes of Delta's log a file, and a round writes a file for each queue."""
+_EXACT_DIGITS = 15
+"""Digits of a decimal that a number of JSON has in every reader."""
 _MOST_TOGETHER = 16
 """Topics that one job parses: each row has the columns of all of them on its way to the driver."""
 _FAULTS = (
@@ -55,21 +66,63 @@ _FAULTS = (
 )
 
 
-def with_value(layout: TableLayout, value: StructType | None) -> TableLayout:
+@dataclass(frozen=True)
+class Value:
+    """The column `value` of a topic, and how bodies become it.
+
+    Attributes:
+        column: the column's type: the fields of the schema, and those that the table had before.
+        avro: how bodies of Avro are parsed; None for JSON.
+    """
+
+    column: StructType
+    avro: Avro | None = None
+
+    @property
+    def parsed(self) -> StructType:
+        """The fields that a parsed body has; of JSON all that the column has."""
+        return self.avro.parsed if self.avro else self.column
+
+
+def with_value(layout: TableLayout, value: Value | None) -> TableLayout:
     """The layout of a topic's table with its typed columns; unchanged for a topic without a schema."""
     if value is None:
         return layout
-    more = [StructField(VALUE, value), StructField(ERROR, StringType())]
-    return replace(layout, schema=StructType([*layout.schema.fields, *more]))
+    more = [StructField(VALUE, value.column), StructField(ERROR, StringType())]
+    stats = _ordered(VALUE, value.column)
+    return replace(
+        layout,
+        schema=StructType([*layout.schema.fields, *more]),
+        stats=(*layout.stats, *islice(stats, _MOST_STATISTICS)),
+    )
 
 
-def of_topics(rows: DataFrame, topics: Iterable[str], values: Mapping[str, StructType]) -> dict[str, DataFrame]:
+def _ordered(above: str, value: StructType) -> Iterator[str]:
+    """Paths of the fields that have a lowest and a highest value, in Delta's log and for all its readers."""
+    for field in value:
+        path, kind = f"{above}.{field.name}", field.dataType
+        if isinstance(kind, StructType):
+            yield from _ordered(path, kind)
+        elif isinstance(kind, DecimalType):
+            yield from [path] if kind.precision <= _EXACT_DIGITS else []
+        elif isinstance(kind, NumericType | DateType | TimestampType) or kind == StringType():  # without a collation
+            yield path
+
+
+def of_these(rows: DataFrame, topics: Iterable[str], values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The values with what the parsing of these rows needs to know of registries; unchanged without any."""
+    asked = {topic: avro for topic in topics if topic in values and (avro := values[topic].avro) and avro.registry}
+    found = avro_bodies.written_by(rows, asked) if asked else {}
+    return {**values, **{topic: replace(values[topic], avro=avro) for topic, avro in found.items()}}
+
+
+def of_topics(rows: DataFrame, topics: Iterable[str], values: Mapping[str, Value]) -> dict[str, DataFrame]:
     """The rows of each topic that has a schema, with `value` and `value_error`, which says why a body has no value."""
     own = {topic: rows.where(F.col("topic") == topic) for topic in topics if topic in values}
     return {topic: _with_values(mine, {"": (F.lit(True), values[topic])}) for topic, mine in own.items()}
 
 
-def by_topic(rows: DataFrame, topics: Sequence[str], values: Mapping[str, StructType]) -> list[pa.Table]:
+def by_topic(rows: DataFrame, topics: Sequence[str], values: Mapping[str, Value]) -> list[pa.Table]:
     """A few rows of several topics, as each topic's table has them: one job parses them, and brings them here."""
     ours = [topic for topic in topics if topic in values]
     parts = [ours[at : at + _MOST_TOGETHER] for at in range(0, len(ours), _MOST_TOGETHER)] or [[]]
@@ -81,7 +134,7 @@ def by_topic(rows: DataFrame, topics: Sequence[str], values: Mapping[str, Struct
 
 
 def _brought(
-    rows: DataFrame, topics: Sequence[str], values: Mapping[str, StructType], *, whole: bool
+    rows: DataFrame, topics: Sequence[str], values: Mapping[str, Value], *, whole: bool
 ) -> dict[str, pa.Table]:
     """The rows of some topics, by topic; `whole` says that there are no rows of others."""
     of = {f"_{n}": (F.col("topic") == topic, values[topic]) for n, topic in enumerate(topics) if topic in values}
@@ -96,22 +149,12 @@ def _brought(
     return found
 
 
-def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, StructType]]) -> DataFrame:
+def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, Value]]) -> DataFrame:
     """Adds both columns, with a suffix, for each condition on the rows that have such a value.
 
     A struct is parsed once, in a projection of its own: dropping its last field would parse it again.
     """
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNFIT}
-    text = F.expr("CAST(body AS STRING)")
-    wholes = {
-        suffix: StructType([*value.fields, StructField(_UNFIT, StringType())]) for suffix, (_, value) in of.items()
-    }
-    once = rows.withColumns(
-        {
-            f"parsed{suffix}": F.when(of[suffix][0], F.from_json(text, whole, options))
-            for suffix, whole in wholes.items()
-        }
-    )
+    once = rows.withColumns({f"parsed{suffix}": F.when(mine, _parsed(value)) for suffix, (mine, value) in of.items()})
     judged = once.withColumns(
         {
             f"{ERROR}{suffix}": F.when(mine, F.expr(_faults(f"parsed{suffix}", value)))
@@ -122,17 +165,41 @@ def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, StructType]]) -
         {
             f"{VALUE}{suffix}": F.when(
                 mine & F.col(f"{ERROR}{suffix}").isNull(),
-                F.struct(*[F.col(f"parsed{suffix}")[name].alias(name) for name in value.fieldNames()]),
+                _fields(F.col(f"parsed{suffix}"), value.parsed, value.column),
             )
             for suffix, (mine, value) in of.items()
         }
     )
 
 
-def _faults(parsed: str, value: StructType) -> str:
+def _parsed(value: Value) -> Column:
+    if value.avro:
+        return avro_bodies.parsed(value.avro)
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNFIT}
+    whole = StructType([*value.column.fields, StructField(_UNFIT, StringType())])
+    return F.from_json(F.expr("CAST(body AS STRING)"), whole, options)
+
+
+def _fields(parsed: Column, there: StructType, wanted: StructType) -> Column:
+    """A struct of the fields of a table; null in those that a parsed body can't have, since its schema lost them."""
+    kinds = {field.name.lower(): field.dataType for field in there}
+
+    def field(name: str, kind: DataType) -> Column:
+        value, own = parsed[name], kinds.get(name.lower())
+        if own is None:
+            value = F.lit(None).cast(kind)
+        elif isinstance(own, StructType) and isinstance(kind, StructType) and own != kind:
+            value = F.when(value.isNotNull(), _fields(value, own, kind))
+        return value.alias(name)
+
+    return F.struct(*[field(each.name, each.dataType) for each in wanted])
+
+
+def _faults(parsed: str, value: Value) -> str:
     """SQL of `value_error`. A number for a time is seconds to Spark; milliseconds would be the year 56 000."""
-    wrong = "".join(f" OR year({path}) NOT BETWEEN 1 AND 9999" for path in _times(parsed, value))
-    return _FAULTS.format(parsed, wrong)
+    times = _times(parsed, value.parsed)
+    wrong = "".join(f" OR year({path}) NOT BETWEEN 1 AND 9999" for path in times)
+    return avro_bodies.faults(parsed, value.avro, wrong) if value.avro else _FAULTS.format(parsed, wrong)
 
 
 def _times(above: str, value: StructType) -> Iterator[str]:
@@ -144,52 +211,74 @@ def _times(above: str, value: StructType) -> Iterator[str]:
             yield path
 
 
-def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, StructType]:
-    """The types of the topics' values; adds columns that tables lack.
+def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, Value]:
+    """The values of the topics; adds columns and statistics that tables lack.
 
     Fields that a schema no longer has stay in the table.
 
     Raises:
         ConfigError: a schema is none, or a field of the table has another type.
     """
-    wanted = {topic: _type_of(tables.spark, topic, each.schema) for topic, each in schemas.items()}
-    found: dict[str, StructType] = {}
+    wanted = {topic: _value_of(tables.spark, topic, each) for topic, each in schemas.items()}
+    found: dict[str, Value] = {}
     run_all(tables.spark, [partial(_prepare, tables, topic, value, found) for topic, value in wanted.items()])
     return found
 
 
-def _prepare(tables: Warehouse, topic: str, wanted: StructType, found: dict[str, StructType]) -> None:
-    """Brings the table of a topic to its schema, and notes the type that its `value` then has."""
+def _prepare(tables: Warehouse, topic: str, wanted: Value, found: dict[str, Value]) -> None:
+    """Brings the table of a topic to its schema, and notes the column `value` that it then has."""
     found[topic] = wanted
     if not tables.holds(name := topic_table(topic)):
         return
     there = {field.name.lower(): field.dataType for field in tables.read(name).schema}
     known, error = there.get(VALUE), there.get(ERROR)
-    if known is None and error is None:
-        tables.add_columns(name, [f"{VALUE} {wanted.simpleString()}", f"{ERROR} STRING"])
-        return
-    if not isinstance(known, StructType) or not isinstance(error, StringType):
+    missing = [f"{VALUE} {wanted.column.simpleString()}", f"{ERROR} STRING"]
+    if isinstance(known, StructType) and isinstance(error, StringType):
+        column, missing = _joined(topic, known, wanted.column)
+        found[topic] = replace(wanted, column=column)
+    elif known is not None or error is not None:
         msg = f"topics.schemas: the table of {topic} has a column {VALUE} or {ERROR} of its own; rename it first"
         raise ConfigError(msg)
-    found[topic], missing = _joined(topic, known, wanted)
     if missing:
         tables.add_columns(name, missing)
+    _gather_statistics(tables, name, found[topic])
 
 
-def _type_of(spark: SparkSession, topic: str, ddl: str) -> StructType:
-    """The struct of a DDL, each field nullable."""
+def _gather_statistics(tables: Warehouse, name: str, value: Value) -> None:
+    """Brings a table to the statistics of its layout, unless they are its owner's choice.
+
+    Without them it would get each append from Delta's own writer, a Spark job (`is_as_made`).
+    """
+    there, wanted = tables.property(name, STATISTICS), with_value(TOPIC, value).properties()[STATISTICS]
+    own = TOPIC.properties()[STATISTICS]
+    if there != wanted and there is not None and (there == own or there.startswith(f"{own},{VALUE}.")):
+        tables.set_property(name, STATISTICS, wanted)
+
+
+def _value_of(spark: SparkSession, topic: str, given: TopicSchema) -> Value:
+    """The value that a schema describes, each field nullable."""
+    asked = registry(given.registry) if given.registry else None
+    text = given.schema
+    if asked and text.startswith(SUBJECT):
+        text = asked.latest(text.removeprefix(SUBJECT))
     try:
-        found: DataType = spark.range(0).select(F.from_json(F.lit(""), ddl).alias("v")).schema[0].dataType
-    except PySparkException as error:
-        msg = f"topics.schemas: the schema of {topic} is not allowed: {root_reason(error)}; give columns, as in SQL"
+        schema = avro_bodies.with_end(text) if given.format == AVRO else None
+        found = avro_bodies.type_of(spark, schema) if schema else _of_ddl(spark, text)
+    except (PySparkException, Py4JJavaError, ValueError) as error:
+        such = "a record of Avro, as JSON" if given.format == AVRO else "columns, as in SQL"
+        msg = f"topics.schemas: the schema of {topic} is not allowed: {root_reason(error)}; give {such}"
         raise ConfigError(msg) from error
     if not isinstance(found, StructType) or not _is_allowed(found):
         msg = (
-            f"topics.schemas: the schema of {topic} is {ddl!r}; allowed are columns with names of letters, digits, _, "
-            "each once in any case, and of types other than VARIANT, TIMESTAMP_NTZ, VOID and INTERVAL"
+            f"topics.schemas: the schema of {topic} is {text!r}; allowed are columns with names of letters, "
+            "digits, _, each once in any case, and of types other than VARIANT, TIMESTAMP_NTZ, VOID and INTERVAL"
         )
         raise ConfigError(msg)
-    return found
+    return Value(found, Avro(schema, found, asked) if schema else None)
+
+
+def _of_ddl(spark: SparkSession, ddl: str) -> DataType:
+    return spark.range(0).select(F.from_json(F.lit(""), ddl).alias("v")).schema[0].dataType
 
 
 def _is_allowed(kind: DataType) -> bool:
@@ -200,7 +289,11 @@ def _is_allowed(kind: DataType) -> bool:
         return _is_allowed(kind.keyType) and _is_allowed(kind.valueType)
     if isinstance(kind, StructType):
         names = [name.lower() for name in kind.fieldNames()]
-        are_names = all(map(_NAME.fullmatch, names)) and len({*names}) == len(names) and _UNFIT not in names
+        are_names = (
+            all(map(_NAME.fullmatch, names))
+            and len({*names}) == len(names)
+            and not {_UNFIT, avro_bodies.END} & {*names}
+        )
         return are_names and all(_is_allowed(field.dataType) for field in kind)
     return not isinstance(kind, _REFUSED)
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from commitlake.config.locations import CATALOG, is_local
 from commitlake.errors import WarehouseError
@@ -61,8 +60,8 @@ class Warehouse(TableReader):
         self._staged: StagedAppend | None = None
         self._written = together.Written()
         self.guard = AppendGuard()
-        self.values: Mapping[str, StructType] = {}
-        """The types of the column `value`, by topic with a schema."""
+        self.values: Mapping[str, typed_topics.Value] = {}
+        """The columns `value`, by topic with a schema."""
 
     def beside(self, spark: SparkSession) -> Warehouse:
         """The same tables in another session of the application, with the same guard."""
@@ -176,11 +175,12 @@ class Warehouse(TableReader):
         """
         run_all(self.spark, [partial(self.ensure_topic, topic) for topic in topics])
         rows = rows if now is None else rows.selectExpr("*", visible_at_sql(now()))
+        values = explain_failure(self.root, partial(typed_topics.of_these, rows, topics, self.values))
         if few and len(topics) > 1 and self._direct() is not None:
-            own = explain_failure(self.root, partial(typed_topics.by_topic, rows, topics, self.values))
+            own = explain_failure(self.root, partial(typed_topics.by_topic, rows, topics, values))
             self._append_each(own, topics, marker, few=few)
             return
-        typed_rows = typed_topics.of_topics(rows, topics, self.values)
+        typed_rows = typed_topics.of_topics(rows, topics, values)
         self._append_each(typed_rows.values(), typed_rows, marker, few=few)
         if plain := [topic for topic in topics if topic not in typed_rows]:
             self._append_plain(

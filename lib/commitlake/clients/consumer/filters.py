@@ -3,12 +3,14 @@
 Names in a condition are names of properties. `TAGS` and `KEYS` mean the columns; `"tags"`, in double quotes, means a
 property. All values are texts. A value that is compared with a number counts as a number; one that is compared with
 TRUE or FALSE, or stands alone, counts as a boolean. A message whose value is missing, or can't be converted, is not
-wanted.
+wanted. `value.amount` means a field of the column `value`, which has a type of its own.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 
 import duckdb
@@ -23,7 +25,7 @@ from commitlake.errors import ConsumerError
 
 log = logging.getLogger(__name__)
 
-_COLUMNS = ("tags", "keys")
+_COLUMNS, _VALUE = ("tags", "keys"), "value"
 _COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
 _NODES = (
     *(*_COMPARED, exp.Like, exp.Is, exp.And, exp.Or, exp.Not, exp.Paren, exp.Neg),
@@ -32,7 +34,7 @@ _NODES = (
 _TEXTS = pa.map_(pa.string(), pa.string())
 _TRIED = (None, "x", "1", "true")
 """Values with which a condition is tried first: a condition that fails ends a consumer before it has a message."""
-_ALLOWED = "comparisons, BETWEEN, IN, LIKE and IS NULL of properties, joined by AND, OR and NOT"
+_ALLOWED = "comparisons, BETWEEN, IN, LIKE and IS NULL of properties and of fields of value, joined by AND, OR and NOT"
 _WORDS = {"AND", "OR", "NOT", "IN", "LIKE", "IS", "NULL", "BETWEEN", "TRUE", "FALSE", "ESCAPE"}
 _EXACT, _EXACT_TO = 1 << 53, 10**29
 """Between these bounds whole numbers are compared as decimals of 38 digits: not all of them are exact doubles."""
@@ -47,13 +49,26 @@ class Filter:
 
     def __init__(self, tags: Tags | None, where: str | None) -> None:
         self._tags = tags_of(tags)
-        self._given, self._where = where, None if where is None else condition_sql(where)
+        self._given, self._where, self._has_fields = where, None if where is None else condition_sql(where), False
         if where is not None:
+            self._has_fields = bool(_fields(_parsed(where)))
             self._duckdb = duckdb.connect(":memory:", config={"threads": 1})
+            self._duckdb.execute("SET TimeZone = 'UTC'")  # of a text that is compared with a time
             self._fits(_tried(where))
 
+    def columns(self, there: Collection[str]) -> tuple[str, ...]:
+        """The columns that the condition is over, of a topic's table that has the columns `there`.
+
+        Raises:
+            ConsumerError: it asks for fields of `value`, and the table has no such column.
+        """
+        if self._has_fields and _VALUE not in there:
+            msg = f"where: {self._given!r} names fields of value, and the topic has no schema; see topics.schemas"
+            raise ConsumerError(msg)
+        return (*_COLUMNS, "properties", *([_VALUE] if self._has_fields else []))
+
     def condition(self) -> str:
-        """The filter in DuckDB's SQL, over the columns tags, keys and properties."""
+        """The filter in DuckDB's SQL, over `columns`."""
         texts = [exp.Literal.string(tag).sql(dialect="duckdb") for tag in self._tags or ()]
         tags = "true" if self._tags is None else f"tags IN ({', '.join(texts)})"
         return f"{tags} AND coalesce(({self._where or 'true'}), false)"
@@ -69,21 +84,29 @@ class Filter:
         return rows.filter(self._fits(rows)) if self._where is not None and rows.num_rows else rows
 
     def _fits(self, rows: pa.Table) -> pa.ChunkedArray:
-        self._duckdb.register("messages", rows.select([*_COLUMNS, "properties"]))
-        try:
+        self._duckdb.register("messages", rows.select(self.columns(rows.column_names)))
+        with self.asked():
             found = self._duckdb.sql(f"SELECT ({self._where}) AS fits FROM messages").to_arrow_table()["fits"]
-        except duckdb.Error as error:
-            told = str(error).splitlines()[0]
-            msg = f"where: {self._given!r} can't be used: {told}; allowed are {_ALLOWED}"
-            raise ConsumerError(msg) from error
         if found.type != pa.bool_():
             msg = f"where: {self._given!r} is a value and no condition; allowed are {_ALLOWED}"
             raise ConsumerError(msg)
         return pc.fill_null(found, False)
 
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Reports what DuckDB says against the condition, for example that there is no such field, as ConsumerError."""
+        try:
+            yield
+        except duckdb.Error as error:
+            if self._given is None:
+                raise
+            told = str(error).splitlines()[0]
+            msg = f"where: {self._given!r} can't be used: {told}; allowed are {_ALLOWED}"
+            raise ConsumerError(msg) from error
+
 
 def condition_sql(where: str) -> str:
-    """The condition in DuckDB's SQL, over the columns tags, keys and properties.
+    """The condition in DuckDB's SQL, over the columns tags, keys, properties and value.
 
     Raises:
         ConsumerError: The text is no condition.
@@ -105,7 +128,20 @@ def _condition_sql(where: str) -> str:
     return tree.transform(_look_up).sql(dialect="duckdb")
 
 
+def _is_field(column: exp.Column) -> bool:
+    return len(column.parts) > 1 and column.parts[0].name.lower() == _VALUE
+
+
+def _fields(tree: exp.Expr) -> list[list[str]]:
+    """Paths of the fields of `value`, below it."""
+    return [
+        [part.name.lower() for part in column.parts[1:]] for column in tree.find_all(exp.Column) if _is_field(column)
+    ]
+
+
 def _check_name(where: str, column: exp.Column) -> None:
+    if _is_field(column):
+        return
     if len(column.parts) > 1:
         name = ".".join(part.name for part in column.parts)
         msg = f'where: {where!r} has a name with a dot; write it as "{name}", in double quotes'
@@ -152,11 +188,21 @@ def _reserved(where: str) -> str:
 
 
 def _tried(where: str) -> pa.Table:
-    """A message for each value of `_TRIED`, which all its columns and properties have."""
-    names = {node.name for node in _parsed(where).find_all(exp.Column)}
+    """A message for each value of `_TRIED`, which all its columns and properties have; its fields are null."""
+    tree = _parsed(where)
+    names = {node.name for node in tree.find_all(exp.Column)}
     properties = [[(name, value) for name in names if value is not None] for value in _TRIED]
-    texts = pa.array(_TRIED, pa.string())
-    return pa.table({"tags": texts, "keys": texts, "properties": pa.array(properties, _TEXTS)})
+    texts, fields = pa.array(_TRIED, pa.string()), _fields(tree)
+    more = {_VALUE: pa.nulls(len(_TRIED), _struct(fields))} if fields else {}
+    return pa.table({"tags": texts, "keys": texts, "properties": pa.array(properties, _TEXTS), **more})
+
+
+def _struct(paths: Sequence[Sequence[str]]) -> pa.DataType:
+    """A type that has these paths, each to a text."""
+    below: dict[str, list[Sequence[str]]] = {}
+    for first, *rest in paths:
+        below.setdefault(first, []).extend([rest] if rest else [])
+    return pa.struct([(name, _struct(rest) if rest else pa.string()) for name, rest in below.items()])
 
 
 def _look_up(node: exp.Expression) -> exp.Expression:
@@ -164,15 +210,22 @@ def _look_up(node: exp.Expression) -> exp.Expression:
         return node
     is_column = node.name.lower() in _COLUMNS and (not node.this.quoted or node.name.isupper())
     value: exp.Expression = exp.column(node.name.lower())
-    if not is_column:
-        arguments = [exp.column("properties"), exp.Literal.string(node.name)]
-        value = exp.Anonymous(this="map_extract_value", expressions=arguments)
+    if _is_field(node):
+        value = exp.column(_VALUE)
+        for part in node.parts[1:]:
+            value = _called("struct_extract", value, part.name)
+    elif not is_column:
+        value = _called("map_extract_value", exp.column("properties"), node.name)
     kind = _kind_beside(node)
     return exp.TryCast(this=value, to=exp.DataType.build(kind)) if kind else value
 
 
+def _called(function: str, of: exp.Expression, name: str) -> exp.Expression:
+    return exp.Anonymous(this=function, expressions=[of, exp.Literal.string(name)])
+
+
 def _kind_beside(column: exp.Expression) -> str | None:
-    """The type to which a property is cast: that of the constants beside it, None for texts; BOOLEAN if it is alone."""
+    """The type to which a name's value is cast: that of the constants beside it, None for texts; BOOLEAN if alone."""
     compared = _unwrapped(column)
     if compared is None or isinstance(compared, (exp.And, exp.Or, exp.Not)):
         return "BOOLEAN"

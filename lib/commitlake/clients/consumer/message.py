@@ -148,7 +148,7 @@ class ReceivedMessage:
 
     @property
     def value_error(self) -> str | None:
-        """Why the message has no `value`: `EMPTY`, `NO_OBJECT` or `UNFIT`. Errors as of `value`."""
+        """Why the message has no `value`: `EMPTY`, `NO_OBJECT`, `UNFIT` or `UNKNOWN_SCHEMA`. Errors as of `value`."""
         found: str | None = self._typed("value_error")
         return found
 

@@ -70,16 +70,19 @@ def unfinished(
     cursors = None if state is None else assignment.cursors(state)
     receipts = _receipts(conf, group, topic, options)
     offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
-    parts = table.unfinished(cursors, offsets, _COLUMNS, _ALL if limit is None else 1)
-    schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(_COLUMNS + _ORDERED)), _BEHIND])
+    columns = tuple(dict.fromkeys(_COLUMNS + wanted.columns(table.schema.names)))
+    parts = table.unfinished(cursors, offsets, columns, _ALL if limit is None else 1)
+    schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(columns + _ORDERED)), _BEHIND])
     with duckdb.connect(":memory:") as db:
+        db.execute("SET TimeZone = 'UTC'")
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
         db.execute(_NEWEST)
         params = {"first_round": assignment.first_rounds(state)[-1]}
         found: list[pa.Table] = []
         for rows, later in [*parts] or [(iter(()), None)]:
             db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
-            found.append(db.sql(f"{_SQL}{wanted.condition()}", params=params).to_arrow_table())
+            with wanted.asked():
+                found.append(db.sql(f"{_SQL}{wanted.condition()}", params=params).to_arrow_table())
             found = [pa.concat_tables(found).sort_by(_ORDER).slice(0, _ALL if limit is None else limit)]
             if (
                 later is not None

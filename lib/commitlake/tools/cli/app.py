@@ -71,13 +71,14 @@ def main(*words: str) -> None:
 
 @contextmanager
 def in_driver(
-    context: typer.Context, *, long_lived: bool = False, exit_when_stopped: int = process.STOPPED
+    context: typer.Context, *, long_lived: bool = False, avro: bool = False, exit_when_stopped: int = process.STOPPED
 ) -> Iterator[None]:
     """Run the block in Spark's driver; elsewhere run the same command in a driver, and exit with its code.
 
     Args:
         context: of the command, whose parameters are valid.
         long_lived: whether it runs for minutes or more, so that top speed beats a quick start.
+        avro: whether it parses Avro.
         exit_when_stopped: exit code after SIGTERM or SIGINT, until the command calls `process.stop_on_signals`.
 
     Raises:
@@ -96,6 +97,7 @@ def in_driver(
         name=f"commitlake-{context.info_name}",
         master=context.params["master"],
         short_lived=not long_lived,
+        avro=avro,
         dry_run=context.params["dry_run"],
     )
     raise typer.Exit(code)
@@ -159,7 +161,7 @@ def run(
     settings = load(conf, sets)
     if not dry_run and not process.is_driver():
         preflight.check_coordinator(settings, is_shared=lambda: standby or available_now or _runs(settings))
-    with in_driver(context, long_lived=True, exit_when_stopped=0):
+    with in_driver(context, long_lived=True, avro=settings.topics.has_avro, exit_when_stopped=0):
         from commitlake.tools.cli import commands
 
         commands.run(settings, available_now=available_now, standby=standby)

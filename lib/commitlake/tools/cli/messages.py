@@ -10,8 +10,9 @@ from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.producer.default import DefaultMQProducer
 from commitlake.clients.producer.message import Message
 from commitlake.config import Config
+from commitlake.config.terminal import json_line
 from commitlake.tools.cli import output
-from commitlake.tools.cli.questions import FOUND, NOTHING, json_line
+from commitlake.tools.cli.questions import FOUND, NOTHING
 
 _GROUP = "commitlake-send"
 _NAMES = ("visible_at", "position", "message_id", "transaction_id", "tags", "keys", "properties")
@@ -20,8 +21,9 @@ _NAMES = ("visible_at", "position", "message_id", "transaction_id", "tags", "key
 def send(settings: Config, message: Message) -> int:
     """Send a normal message, or one with a delay."""
     kafka = settings.kafka
-    where = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
-    with DefaultMQProducer(_GROUP, options=kafka.options, **where) as producer:
+    with DefaultMQProducer(
+        _GROUP, bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka.topic_prefix, options=kafka.options
+    ) as producer:
         sent = producer.send(message)
     waits = "when its delay has ended" if sent.recall_handle else "within some seconds"
     print(f"sent {sent.msg_id}; {message.topic} shows it {waits}")

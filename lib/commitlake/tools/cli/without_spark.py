@@ -258,7 +258,9 @@ def unfinished(
     topic: Topic,
     group: Group,
     tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")] = None,
-    where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="A condition on properties.")] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", metavar="SQL", help="A condition on properties, or on value.FIELD.")
+    ] = None,
     limit: Limit = 100,
     as_json: AsJson = False,
     conf: Conf = None,

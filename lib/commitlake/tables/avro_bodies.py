@@ -1,0 +1,116 @@
+"""Bodies of Avro as Spark parses them. `from_avro` alone does not tell which of them fit their schema.
+
+It makes of a body that is cut short a struct of nulls, as of one whose fields all are null, and ignores bytes behind a
+body. So a mark is put behind each body, and read as one more field: only of a body that fits it is what it was.
+
+In a topic with a registry a body begins with the id of the schema that it was written with: a zero, and four bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.types import BinaryType, DataType, StructField, StructType
+
+from commitlake.tables.schema_registry import SchemaRegistry
+
+END = "__end__"
+"""The field in which the mark is found."""
+_MARK = bytes(range(8))
+"""No beginning of it is an end of it, so a few bytes before it never make it up."""
+_END_FIELD = {"name": END, "type": {"type": "fixed", "name": END, "namespace": "commitlake", "size": len(_MARK)}}
+_MARKED = f"concat({{}}, X'{_MARK.hex()}')"
+_ID = (
+    "IF(octet_length(body) > 4 AND substring(body, 1, 1) = X'00', "
+    "CAST(conv(hex(substring(body, 2, 4)), 16, 10) AS BIGINT), NULL)"
+)
+_MOST_IDS = 256
+"""Ids of one append that are looked up, the most frequent; bodies may have any."""
+_OPTIONS = {"mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
+
+
+class Avro(NamedTuple):
+    """How the bodies of a topic are parsed.
+
+    Attributes:
+        schema: the topic's schema (`with_end`).
+        parsed: the type of what it describes.
+        registry: has the schemas that bodies were written with; None where that is the topic's.
+        writers: those of the rows at hand, by id.
+    """
+
+    schema: str
+    parsed: StructType
+    registry: SchemaRegistry | None = None
+    writers: Mapping[int, str] = MappingProxyType({})
+
+
+def with_end(schema: str) -> str:
+    """A schema of Avro with the field of the mark.
+
+    Raises:
+        ValueError: it is no JSON, or not that of a record.
+    """
+    found = json.loads(schema)
+    if not isinstance(found, dict) or found.get("type") != "record" or not isinstance(found.get("fields"), list):
+        msg = "it is no record of Avro"
+        raise ValueError(msg)
+    return json.dumps({**found, "fields": [*found["fields"], _END_FIELD]})
+
+
+def type_of(spark: SparkSession, schema: str) -> DataType:
+    """Spark's type for what a schema (`with_end`) describes; errors are Spark's own, or those of Avro in its JVM."""
+    found = spark.range(0).select(from_avro(F.lit(b""), schema, _OPTIONS).alias("v")).schema[0].dataType
+    return StructType(found.fields[:-1]) if isinstance(found, StructType) else found
+
+
+def written_by(rows: DataFrame, of: Mapping[str, Avro]) -> dict[str, Avro]:
+    """How the rows at hand are parsed, by topic, with the schemas that their registries have: a job over their ids."""
+    spark = rows.sparkSession
+    ids = rows.where(F.col("topic").isin([*of])).groupBy("topic", F.expr(_ID).alias("id")).count()
+    found = ids.where("id IS NOT NULL").orderBy(F.desc("count")).limit(_MOST_IDS).collect()
+    return {
+        topic: _with_writers(spark, each, [row["id"] for row in found if row["topic"] == topic])
+        for topic, each in of.items()
+    }
+
+
+def _with_writers(spark: SparkSession, avro: Avro, ids: Sequence[int]) -> Avro:
+    assert avro.registry is not None
+    return avro._replace(writers=avro.registry.writers(ids, partial(_checked, spark)))
+
+
+def _checked(spark: SparkSession, schema: str) -> str:
+    """A schema that Avro can parse: of another one an append would fail."""
+    marked = with_end(schema)
+    type_of(spark, marked)
+    return marked
+
+
+def parsed(avro: Avro) -> Column:
+    """The body, parsed; it has the field `END` too."""
+    if avro.registry is None:
+        return from_avro(F.expr(_MARKED.format("body")), avro.schema, _OPTIONS)
+    kind = StructType([*avro.parsed, StructField(END, BinaryType())])
+    body, options = F.expr(_MARKED.format("substring(body, 6)")), {**_OPTIONS, "avroSchema": avro.schema}
+    found = F.when(F.lit(False), F.lit(None).cast(kind))
+    for number, writer in avro.writers.items():
+        found = found.when(F.expr(_ID) == number, from_avro(body, writer, options))
+    return found
+
+
+def faults(parsed: str, avro: Avro, wrong: str) -> str:
+    """SQL of `value_error`, of a body that is `parsed`; `wrong` is more SQL, with which it does not fit."""
+    known = ", ".join(map(str, (-1, *avro.writers)))
+    unknown = f"WHEN {_ID} IS NULL THEN 'UNFIT' WHEN {_ID} NOT IN ({known}) THEN 'UNKNOWN_SCHEMA' "
+    return (
+        f"CASE WHEN coalesce(octet_length(body), 0) = 0 THEN 'EMPTY' {unknown if avro.registry else ''}"
+        f"WHEN {parsed}.{END} IS NULL OR {parsed}.{END} <> X'{_MARK.hex()}'{wrong} THEN 'UNFIT' END"
+    )
