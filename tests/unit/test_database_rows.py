@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 from commitlake import CommitLakeError, DatabaseListener, Message, TransactionListener
-from commitlake.clients.producer.database_row import Rows
+from commitlake.clients.producer.database_row import ProofRows
 from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of
@@ -236,13 +236,13 @@ def test_messages_end_as_their_rows_in_every_order_of_savepoint_and_send(
 def test_a_row_that_is_there_when_the_tombstone_comes_decides(
     plain: Shop, monkeypatch: pytest.MonkeyPatch, state: str, end: str
 ) -> None:
-    message, insert = checked(plain), Rows.insert
+    message, insert = checked(plain), ProofRows.insert
 
-    def late(rows: Rows, name: str, _: str) -> None:
+    def late(rows: ProofRows, name: str, _: str) -> None:
         plain.sql(f"INSERT INTO {TABLE} VALUES ('{name}', '{state}', 0)")
         insert(rows, name, REVOKED)
 
-    monkeypatch.setattr(Rows, "insert", late)
+    monkeypatch.setattr(ProofRows, "insert", late)
     plain.lake.advance("15s")
     assert plain.state(message) == end
 

@@ -37,7 +37,7 @@ _AT_ONCE = 1_000
 """Rows that `tidy` deletes in one transaction, which others may wait for."""
 
 
-class Rows:
+class ProofRows:
     """The rows of `commitlake_transactions`, on a connection."""
 
     def __init__(self, sql: Sql) -> None:
@@ -120,7 +120,7 @@ class LocalRow:
     property = NAME
 
     def __init__(self, sql: Sql) -> None:
-        self._rows, self._given = Rows(sql), sql.given
+        self._rows, self._given = ProofRows(sql), sql.given
         # Before the transaction: SQLite refuses to write after a read that another writer has overtaken.
         self._name = RowName(self._rows.database(), uuid.uuid4().hex)
         self._may_have_committed = False
@@ -251,15 +251,15 @@ class DatabaseListener(TransactionListener):
         return count
 
     @contextmanager
-    def _opened(self) -> Iterator[Rows]:
+    def _opened(self) -> Iterator[ProofRows]:
         connection = self._connect()
         try:
-            yield Rows(Sql(connection))
+            yield ProofRows(Sql(connection))
         finally:
             connection.close()
 
 
-def _create(rows: Rows) -> None:
+def _create(rows: ProofRows) -> None:
     """Make the table, and give the database a name, unless it has one."""
     given = rows.sql.given
     try:

@@ -171,9 +171,9 @@ def run(
 def stop(
     context: typer.Context, conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False
 ) -> None:
-    """Stop the coordinator, wherever it runs, and wait until it has ended; it exits with 0.
+    """Stop the coordinator, wherever it runs.
 
-    A standby takes over. Exit code 3 when no coordinator runs.
+    Waits until it has ended, with exit code 0, or a standby has taken over. Exit code 3 when no coordinator runs.
     """
     settings = load(conf, sets)
     with in_driver(context):

@@ -206,9 +206,9 @@ def send(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Send a message without a transaction, for a first try and for scripts.
+    """Send a message without a transaction.
 
-    Needs no Spark.
+    For a first try, and for scripts. Needs no Spark.
     """
     from commitlake.clients.producer.message import Message
     from commitlake.tools.cli import messages
@@ -228,9 +228,9 @@ def consume(
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
-    """Print committed messages that a group has not done, one JSON object a line; each is then done.
+    """Print a group's new messages, as JSON lines.
 
-    Needs no Spark. Exit code 3 when there are none.
+    Each is done once it is written; end after some with --limit. Needs no Spark. Exit code 3 when there are none.
     """
     from commitlake.tools.cli import messages
 
