@@ -28,7 +28,7 @@ class Sql:
             raise MQClientException(msg)
         self.given = given if is_lite else sessions_own(given)
         self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
-        errors: Any = sqlite3 if is_lite else self._alchemy.exc
+        errors: Any = sqlite3 if is_lite else import_module("sqlalchemy.exc")
         self.duplicate: type[Exception] = errors.IntegrityError
         """The error of an id that is there already, and of other constraints."""
         if self._commits_by_itself():
