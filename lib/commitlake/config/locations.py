@@ -12,8 +12,6 @@ JVM_LOCK = ".coordinator.jvm.lock"
 """File of a local warehouse that the JVM of its coordinator holds a lock on."""
 SIGN_OF_LIFE = "_coordinator"
 """File of any other warehouse that its coordinator rewrites at short intervals, and deletes at a clean stop."""
-STOP_MARK = "_stop"
-"""File with which `commitlake stop` asks a coordinator to stop."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _FILE = re.compile("^file:/*", re.IGNORECASE)

@@ -42,6 +42,8 @@ class Heartbeat:
         self._own = f"{describe_self(epoch)}, sign "
         self._files = FileSystem(spark, config.signs_at)
         self._after_s = config.standby_after_ms / 1_000
+        self._seen: tuple[str | None, float] = None, 0.0
+        """The sign that was read last, and when it was first read."""
 
     @contextmanager
     def beating(self, meet_other: Callable[[], None]) -> Iterator[None]:
@@ -82,16 +84,20 @@ class Heartbeat:
 
     def await_silence(self) -> None:
         """Waits until no coordinator gives signs."""
-        last, since = self.read(), time.monotonic()
-        log.warning("standing by for %s", last or "nobody")
-        while last is not None and time.monotonic() - since < self._after_s:
+        lives = self.lives()
+        log.warning("standing by for %s", self._seen[0] or "nobody")
+        while lives:
             time.sleep(_LOOK_S)
-            found = self.read()
-            if found != last:
-                last, since = found, time.monotonic()
+            lives = self.lives()
 
-    def read(self) -> str | None:
-        """The last sign, maybe an old one: it begins with the coordinator's host, pid and epoch; None without one."""
+    def lives(self) -> bool:
+        """Whether there is a sign, and it has changed lately, as far as this object has looked."""
+        found, now = self._read(), time.monotonic()
+        if found != self._seen[0]:
+            self._seen = found, now
+        return found is not None and now - self._seen[1] < self._after_s
+
+    def _read(self) -> str | None:
         try:
             return self._files.read(SIGN_OF_LIFE)
         except Py4JError as error:

@@ -12,14 +12,14 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from commitlake.config import Config
-from commitlake.config.locations import STOP_MARK
 from commitlake.coordinator.recovery.fencing import describe_self
 from commitlake.spark.files import FileSystem
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Pause between two looks; on S3 each is two requests."""
+"""Pause between two looks, each a request of the store."""
+_FILE = "_stop"
 
 
 class StopMark:
@@ -35,17 +35,17 @@ class StopMark:
 
     def leave(self, named: str) -> None:
         """Asks a coordinator to stop, by host, pid and epoch."""
-        self._files.write(STOP_MARK, named)
+        self._files.write(_FILE, named)
 
     def clear(self, named: str) -> None:
         """Takes this request away."""
-        if self._files.read(STOP_MARK) == named:
-            self._files.delete(STOP_MARK)
+        if self._files.read(_FILE) == named:
+            self._files.delete(_FILE)
 
     def names_me(self, first_epoch: int, epoch: int) -> bool:
         """Whether this process is asked, which began with one epoch and is at another; False if the store is away."""
         try:
-            asked = self._files.read(STOP_MARK) if self._files.exists(STOP_MARK) else None
+            asked = self._files.read(_FILE)
         except Py4JError as error:
             log.debug("cannot look for a request to stop: %s", error)
             return False

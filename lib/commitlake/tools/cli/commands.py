@@ -102,13 +102,7 @@ def _runs(spark: SparkSession, settings: Config) -> Callable[[], bool]:
     """Whether a coordinator runs, asked again and again; off local disks by its signs, until they stand still."""
     if is_local(settings.warehouse):
         return lambda: liveness.runs(settings)
-    sign, seen = Heartbeat(spark, settings), dict[str | None, float]()
-
-    def runs() -> bool:
-        since = seen.setdefault(last := sign.read(), time.monotonic())
-        return last is not None and time.monotonic() - since < settings.standby_after_ms / 1_000
-
-    return runs
+    return Heartbeat(spark, settings).lives
 
 
 def transaction(settings: Config, transaction_id: str) -> int:
