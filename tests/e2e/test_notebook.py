@@ -126,14 +126,19 @@ def test_the_quickstart_shows_each_end_of_a_transaction(
     assert (tmp_path / "quickstart.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.soak
-def test_delta_commits_and_streams_are_local_transactions(alone: dict[str, str], tmp_path: Path) -> None:
+def printed(notebook: str, alone: dict[str, str], **own: str) -> list[str]:
+    """The lines that a notebook prints; it ends well."""
     done = subprocess.run(
-        [sys.executable, ROOT / "notebooks" / "delta_tables.py"],
-        env={**alone, "DELTA_PLACE": str(tmp_path)}, capture_output=True, text=True, timeout=400, check=False,
+        [sys.executable, ROOT / "notebooks" / notebook],
+        env={**alone, **own}, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    return done.stdout.splitlines()
+
+
+@pytest.mark.soak
+def test_delta_commits_and_streams_are_local_transactions(alone: dict[str, str], tmp_path: Path) -> None:
+    assert printed("delta_tables.py", alone, DELTA_PLACE=str(tmp_path)) == [
         "the job fails",
         "1000 rows in the table",
         "1 message of it, 20 of the streaming query",
@@ -143,12 +148,7 @@ def test_delta_commits_and_streams_are_local_transactions(alone: dict[str, str],
 
 @pytest.mark.long
 def test_bodies_of_a_typed_topic_are_columns_to_spark_and_duckdb(alone: dict[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "notebooks" / "typed_topics.py"],
-        env={**alone, "TYPED_PLACE": str(tmp_path)}, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert printed("typed_topics.py", alone, TYPED_PLACE=str(tmp_path)) == [
         "Spark: o-1 ann 20.00, sent 2 times",
         "Spark: o-2 bob 5.50, sent 1 times",
         "DuckDB: o-1 ann 20.00",

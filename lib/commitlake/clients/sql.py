@@ -9,6 +9,7 @@ from typing import Any
 
 from commitlake.errors import MQClientException
 
+AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
 _ALLOWED = "allowed are a connection of sqlite3 or psycopg 3, and one or a session of SQLAlchemy; none of asyncio's"
 _ONE = "in its place give a session of one engine, or the connection: a message can only follow one transaction"
 
@@ -32,18 +33,14 @@ class Sql:
         self.duplicate: type[Exception] = errors.IntegrityError
         """The error of an id that is there already, and of other constraints."""
         if self._commits_by_itself():
-            msg = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
-            raise MQClientException(msg)
+            raise MQClientException(AUTOCOMMIT)
 
     @property
-    def is_alchemy(self) -> bool:
-        """Whether SQLAlchemy runs the statements."""
-        return self._alchemy is not None
-
-    @property
-    def is_postgresql(self) -> bool:
-        """Whether it is PostgreSQL's, by any driver of SQLAlchemy."""
-        return self._alchemy is not None and dialect_of(self.given).name == "postgresql"
+    def dialect(self) -> tuple[str, str]:
+        """SQLAlchemy's names of the kind of database and of the driver."""
+        if self._alchemy is None:
+            return "sqlite", "sqlite3"
+        return self._dialect().name, self._dialect().driver
 
     def begin(self) -> None:
         """Begin a transaction where none is open, so that a savepoint can't be one."""
@@ -68,6 +65,9 @@ class Sql:
         with closing(self.given.cursor()) as cursor:
             return int(cursor.execute(sql, values).rowcount)
 
+    def _dialect(self) -> Any:
+        return getattr(self.given, "dialect", None) or self.given.get_bind().dialect
+
     def _driver(self) -> Any:
         """The driver's own connection."""
         if self._alchemy is None:
@@ -80,14 +80,9 @@ class Sql:
         if isinstance(raw, sqlite3.Connection):
             return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
         with suppress(AttributeError, NotImplementedError):
-            return bool(dialect_of(self.given).detect_autocommit_setting(raw))
+            return bool(self._dialect().detect_autocommit_setting(raw))
         connection = self.given.connection() if callable(self.given.connection) else self.given
         return bool(connection.get_isolation_level() == "AUTOCOMMIT")
-
-
-def dialect_of(given: Any) -> Any:
-    """SQLAlchemy's dialect of a connection or session."""
-    return getattr(given, "dialect", None) or given.get_bind().dialect
 
 
 def sessions_own(given: Any) -> Any:

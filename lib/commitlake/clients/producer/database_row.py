@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,8 +27,6 @@ from commitlake.protocol.database_row import (
     tries_of,
 )
 from commitlake.protocol.durations import DAY_MS
-
-log = logging.getLogger(__name__)
 
 _LOCK_WAIT = "SET LOCAL lock_timeout = '1s'"
 """PostgreSQL would wait for an open local transaction for ever."""
@@ -100,7 +97,7 @@ class ProofRows:
     def _revoked(self, name: str) -> str | None:
         """Insert a tombstone, unless the row is there; returns the row's state."""
         try:
-            if self.sql.is_postgresql:
+            if self.sql.dialect[0] == "postgresql":
                 self.sql.change(_LOCK_WAIT)
             self.insert(name, REVOKED)
             self.sql.given.commit()

@@ -11,7 +11,7 @@ from commitlake.clients.producer.message import LocalTransactionState, Message, 
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.clients.sql import Sql, dialect_of
+from commitlake.clients.sql import Sql
 from commitlake.errors import MQClientException
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
     sql = Sql(given)
     if isinstance(listener, DatabaseListener):
         return LocalRow(sql)
-    if sql.is_alchemy and (dialect_of(sql.given).name, dialect_of(sql.given).driver) == ("postgresql", "psycopg"):
+    if sql.dialect == ("postgresql", "psycopg"):
         return LocalDatabase(sql.given)
     if listener is not None:
         msg = (

@@ -6,14 +6,12 @@ The database itself knows the outcome, after any crash.
 from __future__ import annotations
 
 import importlib
-import logging
 import uuid
 from typing import Any
 
+from commitlake.clients.sql import AUTOCOMMIT
 from commitlake.errors import MQClientException, SetupError, installed_by
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, Xact, answer_of, judged, question, xact
-
-log = logging.getLogger(__name__)
 
 _SYNCHRONOUS = "current_setting('synchronous_commit')"
 _XID = f"SELECT {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text"
@@ -44,8 +42,7 @@ class LocalDatabase:
             raise SetupError(msg) from error
         connection = self._connection()
         if connection.autocommit:
-            msg = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
-            raise MQClientException(msg)
+            raise MQClientException(AUTOCOMMIT)
         if getattr(connection, "_num_transactions", 0):
             msg = (
                 "database= is within a block `with connection.transaction()`, which ends its transaction itself; open "
