@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 from commitlake import CommitLakeError, DatabaseListener, Message, TransactionListener
-from commitlake.clients.producer.database_row import ProofRows
+from commitlake.clients.proof_rows import ProofRows
 from commitlake.errors import FailedSend, MQClientException, RecordError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of

@@ -29,6 +29,8 @@ class Sql:
             raise MQClientException(msg)
         self.given = given if is_lite else sessions_own(given)
         self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
+        self.was_open = bool(given.in_transaction if is_lite else self.given.in_transaction())
+        """Whether it was in a transaction: the questions below begin one on a session."""
         errors: Any = sqlite3 if is_lite else import_module("sqlalchemy.exc")
         self.duplicate: type[Exception] = errors.IntegrityError
         """The error of an id that is there already, and of other constraints."""

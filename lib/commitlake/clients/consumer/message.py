@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight
+from commitlake.clients.consumer.once import once, row_id
 from commitlake.clients.consumer.receipts import Attempt
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -36,8 +38,8 @@ UNPICKLED = (
 class Outcomes:
     """Notes the outcomes of messages. Messages refer to it; once nothing does any more, the member leaves its group."""
 
-    def __init__(self, topic: str, member: GroupMember) -> None:
-        self.topic, self.member, self._pid = topic, member, os.getpid()
+    def __init__(self, group: str, topic: str, member: GroupMember) -> None:
+        self.group, self.topic, self.member, self._pid = group, topic, member, os.getpid()
         weakref.finalize(self, member.abandon).atexit = False
 
     def finish(self, handed: list[InFlight], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
@@ -90,8 +92,7 @@ class ReceivedMessage:
 
     Attributes:
         topic: the topic.
-        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever. Store
-            it under a unique key, in the transaction that holds the effect, for an effect exactly once.
+        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever.
     """
 
     __slots__ = ("_outcomes", "handed", "topic")
@@ -190,6 +191,22 @@ class ReceivedMessage:
             ConsumerError: `after` is no duration, or `most` no whole number from 1.
         """
         self._outcomes.retry([self.handed], after, most, remark)
+
+    def once(self, database: Any, *, create: bool = False) -> AbstractContextManager[bool]:
+        """A local transaction that the group commits once for this message: `with message.once(database) as is_new:`.
+
+        The block commits with a row that names the message. When the message comes again, `is_new` is False, and what
+        the block does is rolled back. Call `done` after the block.
+
+        Args:
+            database: a connection of sqlite3, or a connection or session of SQLAlchemy, in no transaction.
+            create: make the table `commitlake_transactions` where it is missing; else a migration does.
+
+        Raises:
+            MQClientException: `database` can't be used, or has no such table.
+            ConsumerError: the connection is in a transaction, or the block has ended it itself.
+        """
+        return once(database, row_id(self._outcomes.group, self.topic, self.position, self.message_id), create)
 
     def release(self) -> bool:
         """Give up the message if its queue goes to another instance, which gets it; False if the queue stays here."""

@@ -120,7 +120,7 @@ class Subscription:
         self._member = GroupMember(
             group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, plan.retention_ms
         )
-        self._outcomes = Outcomes(self.topic, self._member)
+        self._outcomes = Outcomes(plan.group, self.topic, self._member)
         return True
 
     def is_at_end(self) -> bool:

@@ -4,107 +4,31 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from commitlake.clients.producer.listener import TransactionListener
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
+from commitlake.clients.proof_rows import ProofRows
 from commitlake.clients.sql import Sql
 from commitlake.errors import MQClientException, Undecided
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     COMMITTED,
-    CREATE,
     DATABASE,
     KEPT_MS,
     NAME,
     REVOKED,
     TABLE,
     RowName,
-    decision_of,
     open_state,
     row_name_of,
     tries_of,
 )
 from commitlake.protocol.durations import DAY_MS
 
-_LOCK_WAIT = "SET LOCAL lock_timeout = '1s'"
-"""PostgreSQL would wait for an open local transaction for ever."""
 _AT_ONCE = 1_000
 """Rows that `tidy` deletes in one transaction, which others may wait for."""
-
-
-class ProofRows:
-    """The rows of `commitlake_transactions`, on a connection."""
-
-    def __init__(self, sql: Sql) -> None:
-        self.sql = sql
-
-    def state(self, name: str) -> str | None:
-        """The `state` of a row; None when it is not there."""
-        found = self.sql.value(f"SELECT state FROM {TABLE} WHERE id = :id", id=name)
-        return None if found is None else str(found)
-
-    def insert(self, name: str, state: str) -> None:
-        """Insert a row; raises `Sql.duplicate` when it is there, after a wait for the transaction that has it."""
-        self.sql.change(
-            f"INSERT INTO {TABLE} (id, state, at) VALUES (:id, :state, :at)", id=name, state=state, at=now_ms()
-        )
-
-    def update(self, name: str, before: str, state: str) -> bool:
-        """Replace the state of a row, if it is still what it was; returns whether it was."""
-        changed = f"UPDATE {TABLE} SET state = :state WHERE id = :id AND state = :before"
-        return self.sql.change(changed, id=name, state=state, before=before) == 1
-
-    def database(self) -> str:
-        """The name of the database, which its own row has.
-
-        Raises:
-            MQClientException: there is no table, or no such row.
-        """
-        cause = None
-        try:
-            if (found := self.state(DATABASE)) is not None:
-                return found
-        except Exception as error:  # the driver's
-            cause = error
-        msg = (
-            f"the database has no table {TABLE} with its name: {cause or f'it has no row {DATABASE!r}'}; make it with "
-            f"DatabaseListener(connect, create=True), or with: {CREATE}; INSERT INTO {TABLE} VALUES ('{DATABASE}', "
-            f"'{uuid.uuid4().hex}', 0)"
-        )
-        raise MQClientException(msg) from cause
-
-    def decide(self, name: RowName, age_ms: int = 0) -> str:
-        """COMMIT or ROLLBACK; from now on the local transaction can't end otherwise.
-
-        Raises:
-            Undecided: this is another database, or the row proves nothing.
-        """
-        if (here := self.database()) != name.database:
-            msg = f"its row is in the database {name.database}, and this one is {here}"
-            raise Undecided(msg)
-        state = self.state(name.id) if age_ms > KEPT_MS else self._revoked(name.id)
-        if tries_of(state) and self.update(name.id, str(state), REVOKED):  # the block committed in its middle
-            self.sql.given.commit()
-            return "ROLLBACK"
-        decision = decision_of(state)
-        if decision is None:
-            msg = f"its row has the state {state}; rows go after 30 days: look at the business rows, and end it by hand"
-            raise Undecided(msg)
-        return decision
-
-    def _revoked(self, name: str) -> str | None:
-        """Insert a tombstone, unless the row is there; returns the row's state."""
-        try:
-            if self.sql.dialect[0] == "postgresql":
-                self.sql.change(_LOCK_WAIT)
-            self.insert(name, REVOKED)
-            self.sql.given.commit()
-        except self.sql.duplicate:
-            self.sql.given.rollback()
-            return self.state(name)
-        return REVOKED
 
 
 class LocalRow:
@@ -198,7 +122,7 @@ class DatabaseListener(TransactionListener):
         self._connect: Callable[[], Any] = connect if callable(connect) else connect.connect
         with self._opened() as rows:
             if create:
-                _create(rows)
+                rows.create()
             rows.database()
             rows.insert(probe := uuid.uuid4().hex, REVOKED)
             rows.sql.given.rollback()
@@ -254,20 +178,3 @@ class DatabaseListener(TransactionListener):
             yield ProofRows(Sql(connection))
         finally:
             connection.close()
-
-
-def _create(rows: ProofRows) -> None:
-    """Make the table, and give the database a name, unless it has one."""
-    given = rows.sql.given
-    try:
-        named = rows.state(DATABASE) is not None
-    except Exception:  # the driver's, of a table that is not there
-        given.rollback()
-        rows.sql.change(CREATE)
-        given.commit()
-        named = False
-    if not named:
-        with suppress(rows.sql.duplicate):  # another instance was quicker
-            rows.insert(DATABASE, uuid.uuid4().hex)
-            given.commit()
-    given.rollback()
