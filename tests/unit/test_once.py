@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -235,6 +236,17 @@ def test_a_message_is_once_by_group_place_and_id(tmp_path: Path) -> None:
                     books.book(f"{each.topic} {each.position} {each.message_id}")
     first, second = "orders half-0-1-0 m1", "orders half-0-2-0 m2"
     assert books.booked() == sorted([first, second, first, second, "orders half-0-1-0 other"])
+
+
+def test_the_snippet_of_the_how_to_books_each_message_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "warehouse", "orders", [message(1, batch=0), message(2)])
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "consume.md").read_text()
+    snippet = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if ".once(" in text)
+    exec(snippet, {})
+    exec(snippet.replace('group="points"', 'group="points", start="first"'), {})
+    with closing(sqlite3.connect("points.db")) as database:
+        assert database.execute("SELECT customer FROM points").fetchall() == [("k1",), ("k2",)]
 
 
 def test_a_name_of_any_length_and_any_text_has_a_row() -> None:
