@@ -30,6 +30,7 @@ DOCS = ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"]
 DEV = [
     *NOTEBOOK,
     *DOCS,
+    "aiosqlite>=0.20",
     "build",
     *CONFLUENT,
     *GATEWAY,
@@ -47,7 +48,7 @@ DEV = [
     "pytest>=9",
     "pytest-timeout>=2.4",
     "ruff>=0.17",
-    "sqlalchemy>=2,<3",
+    "sqlalchemy[asyncio]>=2,<3",
     "types-PyYAML",
 ]
 

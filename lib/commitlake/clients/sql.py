@@ -46,10 +46,15 @@ class Sql:
 
     def begin(self) -> None:
         """Begin a transaction where none is open, so that a savepoint can't be one."""
-        if self._alchemy is not None and not self.given.in_transaction():
+        if self._alchemy is None:
+            if not self.given.in_transaction:
+                self.given.execute("BEGIN")
+            return
+        if not self.given.in_transaction():
             self.given.begin()  # a later block `with connection.begin()` then can't end it
-        if isinstance(raw := self._driver(), sqlite3.Connection) and not raw.in_transaction:
-            raw.execute("BEGIN")
+        connection = self._connection()
+        if self.dialect[0] == "sqlite" and not connection.connection.driver_connection.in_transaction:
+            connection.exec_driver_sql("BEGIN")
 
     def value(self, sql: str, **values: object) -> Any:
         """The one column of the first row; None without a row."""
@@ -70,21 +75,17 @@ class Sql:
     def _dialect(self) -> Any:
         return getattr(self.given, "dialect", None) or self.given.get_bind().dialect
 
-    def _driver(self) -> Any:
-        """The driver's own connection."""
-        if self._alchemy is None:
-            return self.given
-        found = self.given.connection  # a method of a session; a connection's pooled connection
-        return (found().connection if callable(found) else found).driver_connection
+    def _connection(self) -> Any:
+        """SQLAlchemy's connection, also of a session."""
+        return self.given.connection() if callable(self.given.connection) else self.given
 
     def _commits_by_itself(self) -> bool:
-        raw = self._driver()
-        if isinstance(raw, sqlite3.Connection):
+        raw = self.given if self._alchemy is None else self._connection().connection.dbapi_connection
+        if self.dialect[0] == "sqlite":
             return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
         with suppress(AttributeError, NotImplementedError):
             return bool(self._dialect().detect_autocommit_setting(raw))
-        connection = self.given.connection() if callable(self.given.connection) else self.given
-        return bool(connection.get_isolation_level() == "AUTOCOMMIT")
+        return bool(self._connection().get_isolation_level() == "AUTOCOMMIT")
 
 
 def sessions_own(given: Any) -> Any:

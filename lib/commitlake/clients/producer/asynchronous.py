@@ -10,12 +10,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from commitlake.clients.producer.async_transaction import AsyncDatabaseTransaction, AsyncTransaction
 from commitlake.clients.producer.default import listed
 from commitlake.clients.producer.listener import failed
-from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
+from commitlake.clients.producer.message import Message, SendResult, TransactionSendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
 from commitlake.clients.producer.plain import Timeout, milliseconds
-from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
+from commitlake.clients.producer.transaction import Ending
 from commitlake.clients.producer.transactional import NO_LISTENER, log_lost, sent_result
 from commitlake.errors import FailedSend, RefusedSend
 
@@ -93,10 +94,20 @@ class AsyncTransactionMQProducer:
         call = partial(self._producer.reschedule, recall_handle, message, timeout)
         return await self._kept(self._producer.sending, call, message)
 
-    def begin_transaction(self, *, is_answered: bool = False) -> AsyncTransaction:
-        """Begin a transaction of several half messages, for `async with`; see `TransactionMQProducer`."""
+    def begin_transaction(self, *, is_answered: bool = False, database: object = None) -> AsyncTransaction:
+        """Begin a transaction of several half messages, for `async with`; see `TransactionMQProducer`.
+
+        Args:
+            is_answered: a rule of the coordinator answers the checks.
+            database: an `AsyncSession` or `AsyncConnection` of SQLAlchemy, whose transaction ends with this one.
+
+        Raises:
+            MQClientException: `database` is none of both.
+        """
         self._producer.warn_if_unanswered(is_answered)
-        return AsyncTransaction(self._producer, self._kept)
+        if database is None:
+            return AsyncTransaction(self._producer, self._kept)
+        return AsyncDatabaseTransaction(self._producer, self._kept, database)
 
     async def __aenter__(self) -> Self:
         try:
@@ -135,7 +146,7 @@ class AsyncTransactionMQProducer:
 
     async def _in_transaction(self, message: Message, arg: object) -> TransactionSendResult:
         producer = self._producer
-        if not producer.has_listener:
+        if producer.listener is None:
             raise RefusedSend(NO_LISTENER)
         half = await producer.sending(lambda: producer.send_half(message), message)
         try:
@@ -152,63 +163,6 @@ class AsyncTransactionMQProducer:
             msg = "the producer is not running; use it as `async with`, or await start()"
             raise FailedSend(msg)
         return await _awaited(_begun(begin(*args), self._under_way))
-
-
-class AsyncTransaction:
-    """Made by `AsyncTransactionMQProducer.begin_transaction`; see `Transaction`.
-
-    Args:
-        producer: sends the half messages and the decision.
-        kept: awaits a call that continues when the awaiting task is cancelled.
-    """
-
-    def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        self._producer, self._kept = producer, kept
-        self._inner = Transaction(producer.send_half, self._note)
-        self._ending: Ending | None = None
-        self._turn = asyncio.Lock()
-
-    @property
-    def transaction_id(self) -> str | None:
-        """Id of the transaction, None before its first message."""
-        return self._inner.transaction_id
-
-    async def send(self, message: Message) -> SendResult:
-        """Send one more half message; see `Transaction.send`."""
-        result: SendResult = await self._kept(self._send, message)
-        return result
-
-    async def commit(self) -> None:
-        """Make all messages visible; see `Transaction.commit`."""
-        await self._kept(self._end, self._inner.commit)
-
-    async def rollback(self) -> None:
-        """Drop all messages; see `Transaction.rollback`."""
-        await self._kept(self._end, self._inner.rollback)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._kept(self._end, lambda: self._inner.__exit__(kind, error, trace))
-
-    async def _send(self, message: Message) -> SendResult:
-        async with self._turn:
-            return await self._producer.sending(lambda: self._inner.send(message), message)
-
-    async def _end(self, end: Callable[[], None]) -> None:
-        async with self._turn:
-            try:
-                end()
-            finally:
-                ending, self._ending = self._ending, None
-                if ending:
-                    await self._producer.ended(ending, log_lost)
-
-    def _note(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
-        self._ending = self._producer.decided(halves, state)
 
 
 def _begun(call: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

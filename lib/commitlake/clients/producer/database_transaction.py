@@ -29,11 +29,18 @@ def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
             raise MQClientException(msg)
         return LocalDatabase(given)
     sql = Sql(given)
-    if isinstance(listener, DatabaseListener):
-        return LocalRow(sql)
-    if sql.dialect == ("postgresql", "psycopg"):
+    if sql.dialect == ("postgresql", "psycopg") and not isinstance(listener, DatabaseListener):
         return LocalDatabase(sql.given)
-    if listener is not None:
+    return row_of(sql, listener)
+
+
+def row_of(sql: Sql, listener: object) -> LocalRow:
+    """The transaction of a connection, which a row will prove.
+
+    Raises:
+        MQClientException: the listener does not look at rows, or there is no table for them.
+    """
+    if listener is not None and not isinstance(listener, DatabaseListener):
         msg = (
             f"database= needs a listener that looks at its rows, and that of the group is a {type(listener).__name__}; "
             "give the producer commitlake.DatabaseListener(connect), or a class derived from it"

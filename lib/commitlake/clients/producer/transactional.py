@@ -215,9 +215,9 @@ class TransactionMQProducer(DefaultMQProducer):
         return DatabaseTransaction(self.send_half, send_decision, local)
 
     @property
-    def has_listener(self) -> bool:
-        """Whether there is a listener."""
-        return self._listener is not None
+    def listener(self) -> TransactionListener | None:
+        """The listener."""
+        return self._listener
 
     def warn_if_unanswered(self, is_answered: bool) -> None:
         """Warn, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
