@@ -44,6 +44,7 @@ DEV = [
     "mypy>=2",
     "opentelemetry-sdk>=1.30,<2",
     "pre-commit>=4",
+    "pymysql>=1.1",
     "pyspark[connect]",
     "pytest>=9",
     "pytest-timeout>=2.4",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from commitlake.clients.sql import Sql
 from commitlake.errors import MQClientException, Undecided
@@ -18,9 +19,6 @@ from commitlake.protocol.database_row import (
     decision_of,
     tries_of,
 )
-
-_LOCK_WAIT = "SET LOCAL lock_timeout = '1s'"
-"""PostgreSQL would wait for an open local transaction for ever."""
 
 
 class ProofRows:
@@ -86,14 +84,28 @@ class ProofRows:
     def _revoked(self, name: str) -> str | None:
         """Insert a tombstone, unless the row is there; returns the row's state."""
         try:
-            if self.sql.dialect[0] == "postgresql":
-                self.sql.change(_LOCK_WAIT)
-            self.insert(name, REVOKED)
+            with self._short_wait():
+                self.insert(name, REVOKED)
             self.sql.given.commit()
         except self.sql.duplicate:
             self.sql.given.rollback()
             return self.state(name)
         return REVOKED
+
+    @contextmanager
+    def _short_wait(self) -> Iterator[None]:
+        """Wait for an open local transaction for a second: PostgreSQL would wait for ever, and MySQL for 50 s."""
+        kind = self.sql.dialect[0]
+        if kind == "postgresql":
+            self.sql.change("SET LOCAL lock_timeout = '1s'")
+        before = self.sql.value("SELECT @@innodb_lock_wait_timeout") if kind in ("mysql", "mariadb") else None
+        if before is not None:
+            self.sql.change("SET innodb_lock_wait_timeout = 1")
+        try:
+            yield
+        finally:
+            if before is not None:  # the connection goes back into the engine's pool
+                self.sql.change(f"SET innodb_lock_wait_timeout = {int(before)}")
 
     def create(self) -> None:
         """Make the table, and give the database a name, unless it has one."""
