@@ -159,7 +159,7 @@ def test_an_order_that_the_readme_sends_twice_is_told_once(
     lake = InMemoryCoordinator()
     for text in (by_row, by_listener):
         for befalls in (fault, None):  # the second time all goes well
-            monkeypatch.setattr(commitlake, "TransactionMQProducer", partial(in_memory, lake, befalls))
+            monkeypatch.setattr(commitlake, "TransactionalProducer", partial(in_memory, lake, befalls))
             with suppress(Crash, CommitLakeError, sqlite3.IntegrityError):
                 exec(text, {})
     names: dict[str, Any] = {}
@@ -215,6 +215,16 @@ def test_the_api_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "reference" / "api.md").read_text()
     listed = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
     assert sorted(listed) == sorted({"commitlake.errors", "commitlake.testing", *NAMES})
+
+
+def test_what_the_documents_and_notebooks_import_is_public() -> None:
+    pages = [path.read_text() for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+    programs = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    text = "\n".join([*programs, *(path.read_text() for path in ROOT.glob("notebooks/**/*.py"))])
+    imported = re.findall(r"^ *from (commitlake[\w.]*) import (.+)$", text, re.MULTILINE)
+    public = {"commitlake": set(commitlake.__all__), "commitlake.testing": set(testing.__all__)}
+    assert {(home, names) for home, names in imported if not set(names.split(", ")) <= public.get(home, set())} == set()
+    assert set(re.findall(r"\bcommitlake\.(\w+)\(", text)) <= public["commitlake"]
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.config import from_mapping
-from commitlake.errors import ConfigError, UncertainSend
+from commitlake.errors import ConfigError, UncertainSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import CheckRecord, OpRecord
 from commitlake.testing import Fault
@@ -272,7 +272,7 @@ async def test_an_unknown_that_kafka_does_not_take_is_tried_again(monkeypatch: p
     asked.connect("a", has_checker=True)
     asked.kafka.engine.fault = Fault.DECISION_LOST
     await asked.ask()
-    assert [type(error) for error in asked.outcomes] == [UncertainSend]
+    assert [type(error) for error in asked.outcomes] == [UncertainSendError]
 
 
 @awaited

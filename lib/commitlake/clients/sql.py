@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from importlib import import_module
 from typing import Any
 
-from commitlake.errors import MQClientException
+from commitlake.errors import ArgumentError
 
 AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
 _ALLOWED = "allowed are a connection of sqlite3 or psycopg 3, and one or a session of SQLAlchemy; none of asyncio's"
@@ -18,7 +18,7 @@ class Sql:
     """Statements with parameters that are written `:name`.
 
     Raises:
-        MQClientException: `given` is no such connection, commits each statement, or has several databases.
+        ArgumentError: `given` is no such connection, commits each statement, or has several databases.
     """
 
     def __init__(self, given: Any) -> None:
@@ -26,14 +26,14 @@ class Sql:
         homes = [base.__module__ for base in kind.__mro__]  # of a class of one's own, too
         if not is_lite and not any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in homes):
             msg = f"database= is a {kind.__module__}.{kind.__name__}; {_ALLOWED}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         self.given = given if is_lite else sessions_own(given)
         self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
         errors: Any = sqlite3 if is_lite else import_module("sqlalchemy.exc")
         self.duplicate: type[Exception] = errors.IntegrityError
         """The error of an id that is there already, and of other constraints."""
         if self._commits_by_itself():
-            raise MQClientException(AUTOCOMMIT)
+            raise ArgumentError(AUTOCOMMIT)
 
     @property
     def dialect(self) -> tuple[str, str]:
@@ -89,7 +89,7 @@ def sessions_own(given: Any) -> Any:
     """The session behind a `scoped_session`; anything else as it is.
 
     Raises:
-        MQClientException: the session commits with a transaction around it, or has several databases.
+        ArgumentError: the session commits with a transaction around it, or has several databases.
     """
     orm = import_module("sqlalchemy.orm")
     session = given() if isinstance(given, orm.scoped_session) else given
@@ -97,8 +97,8 @@ def sessions_own(given: Any) -> Any:
         several = getattr(session, "binds", None) or vars(session).get("_Session__binds")  # of SQLAlchemy 2.1, 2.0
         if several or session.bind is None or type(session).get_bind is not orm.Session.get_bind:
             msg = f"database= is a session that chooses among databases; {_ONE}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         if hasattr(session.bind, "in_transaction"):
             msg = f"database= is a session on a connection, whose own transaction may still roll back; {_ONE}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
     return session

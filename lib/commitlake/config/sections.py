@@ -61,6 +61,21 @@ class KafkaConfig:
         is_known = self.is_embedded and self.embedded_port
         return replace(self, bootstrap_servers=f"127.0.0.1:{self.embedded_port}") if is_known else self
 
+    def with_address(self) -> KafkaConfig:
+        """This configuration, as `reached` has it.
+
+        Raises:
+            ConfigError: it names an embedded broker whose port only its coordinator knows.
+        """
+        found = self.reached()
+        if found.is_embedded:
+            msg = (
+                "kafka.bootstrap_servers: 'embedded' is not allowed here; give the address on the coordinator's READY "
+                "line (with --set kafka.bootstrap_servers=HOST:PORT), or fix its port with kafka.embedded_port"
+            )
+            raise ConfigError(msg)
+        return found
+
     @property
     def isolation_level(self) -> str:
         """Which records of Kafka transactions land: by default those of committed ones."""

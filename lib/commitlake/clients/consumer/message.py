@@ -14,6 +14,8 @@ from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight
 from commitlake.clients.consumer.receipts import Attempt
+from commitlake.clients.renamed import renamed
+from commitlake.config.terminal import printable
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import Duration
@@ -58,12 +60,22 @@ class Outcomes:
             return
         for part in handed:
             outcome = Attempt(state, part.attempt, part.round, due_ms, remark, now_ms())
+            if state == "DEAD" and part.is_open:
+                self._tell_dead(part, remark)
             self.member.lanes.finish(part, outcome)
 
-    def retry(self, handed: list[InFlight], after: Duration, most: int, remark: str | None) -> None:
-        """Note a retry of messages, or that they are dead letters after `most` attempts."""
+    def _tell_dead(self, part: InFlight, remark: str | None) -> None:
+        position, others = "-".join(map(str, part.place())), len(part.chosen.indexes) - 1
+        log.warning(
+            "message %s of %s, keys %s%s, is a dead letter after attempt %d: %s",
+            *(position, self.topic, printable(str(part.value("keys")))),
+            *(f", and {others} more" if others else "", part.attempt, printable(remark or "without a remark")),
+        )
+
+    def retry(self, handed: list[InFlight], after: Duration, max_attempts: int, remark: str | None) -> None:
+        """Note a retry of messages, or that they are dead letters after `max_attempts`."""
         due = now_ms() + int(seconds("after", after) * 1_000)
-        if handed[0].attempt >= whole("most", most):
+        if handed[0].attempt >= whole("max_attempts", max_attempts):
             self.finish(handed, "DEAD", remark=remark)
         else:
             self.finish(handed, "RETRY", due, remark)
@@ -178,18 +190,19 @@ class ReceivedMessage:
         """
         self._outcomes.finish([self.handed], "DONE", remark=remark)
 
-    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
+    @renamed(most="max_attempts")
+    def retry(self, after: Duration = "10s", max_attempts: int = 16, remark: str | None = None) -> None:
         """Have the message redelivered later; other messages do not wait for it.
 
         Args:
             after: the least time until then, such as `5m`, a number of seconds, or a `timedelta`.
-            most: attempts altogether; after the last one the message is a dead letter of the group.
+            max_attempts: attempts altogether; after the last one the message is a dead letter of the group.
             remark: the reason, for the receipt.
 
         Raises:
-            ConsumerError: `after` is no duration, or `most` no whole number from 1.
+            ArgumentError: `after` is no duration, or `max_attempts` no whole number from 1.
         """
-        self._outcomes.retry([self.handed], after, most, remark)
+        self._outcomes.retry([self.handed], after, max_attempts, remark)
 
     def release(self) -> bool:
         """Give up the message if its queue goes to another instance, which gets it; False if the queue stays here."""
@@ -238,13 +251,14 @@ class MessageBatch:
         """Note that the group has finished its work on these messages; `remark` is for the receipts."""
         self._outcomes.finish(self._handed, "DONE", remark=remark)
 
-    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
+    @renamed(most="max_attempts")
+    def retry(self, after: Duration = "10s", max_attempts: int = 16, remark: str | None = None) -> None:
         """Have them redelivered later; see `ReceivedMessage.retry`.
 
         Raises:
-            ConsumerError: `after` is no duration, or `most` no whole number from 1.
+            ArgumentError: `after` is no duration, or `max_attempts` no whole number from 1.
         """
-        self._outcomes.retry(self._handed, after, most, remark)
+        self._outcomes.retry(self._handed, after, max_attempts, remark)
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickle and copies: only this process can finish the messages.

@@ -16,7 +16,7 @@ from commitlake.clients.gateway.sessions import Session
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.on_loop import LoopExecutor
-from commitlake.errors import MQClientException
+from commitlake.errors import ProducerError
 from commitlake.protocol.wire import CheckRecord
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Checks:
         for each in question.done:
             each(error)
 
-    async def _ask(self, check: CheckRecord, answer: asyncio.Future[None]) -> MQClientException | None:
+    async def _ask(self, check: CheckRecord, answer: asyncio.Future[None]) -> ProducerError | None:
         silent, busy = list[Session](), list[Session]()
         while not answer.done() and len(silent) < _MOST_ASKED and (session := self._next(check, silent + busy)):
             if not session.ask(check_command(check, session.topic_of(check))):
@@ -133,10 +133,10 @@ class Checks:
         group = self._groups.get(check.producer_group)
         return group.next(passed) if group else None
 
-    async def _say_unknown(self, check: CheckRecord) -> MQClientException | None:
+    async def _say_unknown(self, check: CheckRecord) -> ProducerError | None:
         try:
             await self._producers.end(TransactionHandle.of_check(check), "UNKNOWN", _SILENT)
-        except MQClientException as error:
+        except ProducerError as error:
             return error
         return None
 

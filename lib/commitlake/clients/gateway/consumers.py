@@ -65,7 +65,7 @@ class Consumers:
         Raises:
             GatewayRefusal: the group, the filter or a duration can't be used, the client has too many calls or
                 subscriptions, or the gateway ends.
-            MQClientException: the topic can't be used.
+            ProducerError: the topic can't be used.
             ConsumerError: the group's tables can't be written.
             WarehouseError: the topic can't be read.
         """
@@ -124,7 +124,7 @@ class Consumers:
         """
         names = topic_name(request.topic), group_name(request.group)
         found = self._deliveries.end(request.receipt_handle, *names, caller)
-        found.message.retry(most=1, remark=_DEAD)
+        found.message.retry(max_attempts=1, remark=_DEAD)
         return services.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
     def client_ended(self, client: str) -> None:

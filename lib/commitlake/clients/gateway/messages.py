@@ -45,7 +45,7 @@ def producer_message(given: Proto, most: int) -> Message:
 
     Raises:
         GatewayRefusal: the gateway does not accept such a message.
-        MQClientException: its id is missing or too long.
+        ProducerError: its id is missing or too long.
     """
     own = given.system_properties
     if not given.topic.name:

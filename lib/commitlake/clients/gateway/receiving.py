@@ -47,7 +47,7 @@ def subscribed(request: Proto, limits: Settings) -> Subscribed:
 
     Raises:
         GatewayRefusal: the group or the filter can't be used.
-        MQClientException: the topic can't be used.
+        ProducerError: the topic can't be used.
     """
     topic = topic_name(request.message_queue.topic)
     check_topic(topic, limits)

@@ -123,7 +123,7 @@ async def opened(
     """Connect to Kafka and run a gateway within the `with` block; yields its port.
 
     Raises:
-        MQClientException: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.
+        ProducerError: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.
         SetupError: the engine's package is missing.
         ConfigError: the gateway can't listen on the address.
     """

@@ -220,7 +220,7 @@ async def _sent(given: Sequence[Proto], producers: Producers) -> Proto:
 
     Raises:
         GatewayRefusal: the gateway does not accept such messages.
-        MQClientException: Kafka does not have the messages, or may not have them.
+        ProducerError: Kafka does not have the messages, or may not have them.
     """
     if not given:
         msg = "the request has no message; send at least one"

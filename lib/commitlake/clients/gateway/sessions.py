@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
-from commitlake.errors import MQClientException, RecordError
+from commitlake.errors import ProducerError, RecordError
 from commitlake.protocol import topic_names
 from commitlake.protocol.wire import CheckRecord, Settings
 
@@ -82,7 +82,7 @@ class Session:
         """Note the topics to which the client sends, and return the names of the first `MOST_TOPICS`.
 
         Raises:
-            MQClientException: `ILLEGAL_TOPIC`.
+            ProducerError: `ILLEGAL_TOPIC`.
         """
         if len(topics) > MOST_TOPICS:
             text = "of the %d topics of client %.100r only the first %d have their checks answered"
@@ -102,7 +102,7 @@ def _legal(topic: str) -> str:
     try:
         topic_names.check_name(topic)
     except RecordError as error:
-        raise MQClientException(str(error), error.reason) from error
+        raise ProducerError(str(error), error.reason) from error
     return topic
 
 

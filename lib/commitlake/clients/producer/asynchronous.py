@@ -6,18 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from commitlake.clients.producer.default import listed
+from commitlake.clients.producer.default import kafka_of, listed
 from commitlake.clients.producer.listener import failed
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
-from commitlake.clients.producer.plain import Timeout, milliseconds
+from commitlake.clients.producer.plain import milliseconds
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import NO_LISTENER, log_lost, sent_result
-from commitlake.errors import FailedSend, RefusedSend
+from commitlake.config import Conf
+from commitlake.errors import FailedSendError, RefusedSendError
+from commitlake.protocol.durations import Duration
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +52,23 @@ class AsyncTransactionMQProducer:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._switching: set[asyncio.Task[None]] = set()
 
+    @classmethod
+    def from_conf(cls, conf: Conf, group: str, listener: object | None = None, **more: Any) -> Self:
+        """Return a producer for the Kafka of a configuration; see `DefaultMQProducer.from_conf`."""
+        return cls(group, listener, **kafka_of(conf), **more)
+
     async def start(self) -> None:
         """Connect, and begin to answer checks if there is a listener; does nothing when it is running.
 
         A cancelled start continues, until `shutdown`.
 
         Raises:
-            MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+            ProducerError: Kafka is out of reach, or no coordinator has ever run there.
         """
         await _awaited(self._switched(self._start))
 
-    async def shutdown(self, timeout: Timeout = 10_000) -> None:
-        """Wait for running calls, also for cancelled ones, and disconnect, within `timeout` ms.
+    async def shutdown(self, timeout: Duration = 10) -> None:
+        """Wait for running calls, also for cancelled ones, and disconnect, within `timeout`.
 
         A running start, also a cancelled one, ends first; `start_timeout` bounds it.
         """
@@ -75,7 +83,7 @@ class AsyncTransactionMQProducer:
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
         self._producer.register_end_transaction_hook(hook)
 
-    async def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
+    async def send(self, message: Message | Sequence[Message], timeout: Duration | None = None) -> SendResult:
         """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
         message = message if isinstance(message, Message) else listed(message)
         return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout), message)
@@ -88,7 +96,7 @@ class AsyncTransactionMQProducer:
         """Recall a delayed message; see `DefaultMQProducer.recall`."""
         return await self._kept(self._producer.sending, lambda: self._producer.recall(recall_handle))
 
-    async def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
+    async def reschedule(self, recall_handle: str, message: Message, timeout: Duration | None = None) -> SendResult:
         """Send a message in place of a delayed one; see `DefaultMQProducer.reschedule`."""
         call = partial(self._producer.reschedule, recall_handle, message, timeout)
         return await self._kept(self._producer.sending, call, message)
@@ -130,13 +138,13 @@ class AsyncTransactionMQProducer:
             await asyncio.wait(under_way, timeout=max(0.0, until - time.monotonic()))
         self._is_running = False
         # Also without a finished start on this loop: a cancelled start may have connected after its loop ended.
-        await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
+        await asyncio.to_thread(lambda: self._producer.shutdown(timedelta(seconds=max(0.0, until - time.monotonic()))))
         self._producer.release()
 
     async def _in_transaction(self, message: Message, arg: object) -> TransactionSendResult:
         producer = self._producer
         if not producer.has_listener:
-            raise RefusedSend(NO_LISTENER)
+            raise RefusedSendError(NO_LISTENER)
         half = await producer.sending(lambda: producer.send_half(message), message)
         try:
             decision = await producer.executed(half, arg)
@@ -150,7 +158,7 @@ class AsyncTransactionMQProducer:
         """Await a call that continues when the awaiting task is cancelled."""
         if not self._is_running:
             msg = "the producer is not running; use it as `async with`, or await start()"
-            raise FailedSend(msg)
+            raise FailedSendError(msg)
         return await _awaited(_begun(begin(*args), self._under_way))
 
 

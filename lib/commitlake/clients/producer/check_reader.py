@@ -21,7 +21,7 @@ from kafka.errors import KafkaError as ClientError
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_turns import Turned, turns
 from commitlake.clients.producer.link import Done, KafkaLink
-from commitlake.errors import RecordError, RefusedSend
+from commitlake.errors import RecordError, RefusedSendError
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
@@ -315,7 +315,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _submit(self, progress: CheckProgress, offset: int, check: wire.CheckRecord) -> None:
         def done(error: BaseException | None) -> None:
-            if isinstance(error, RefusedSend):  # a retry would be refused too, for example a missing partition
+            if isinstance(error, RefusedSendError):  # a retry would be refused too, for example a missing partition
                 give_up(error)
             elif error:
                 if turns().outages.is_due():
