@@ -148,6 +148,7 @@ class TransactionConfig:
         retention_ms: age at which an open transaction is discarded.
         op_park_time_ms: how long an op waits for its half message.
         reject: whether new half messages are rejected.
+        unanswered: `wait` for the answer of a check, or `count` the check without one.
     """
 
     timeout_ms: int
@@ -157,11 +158,17 @@ class TransactionConfig:
     retention_ms: int
     op_park_time_ms: int
     reject: bool
+    unanswered: str = "wait"
 
     @property
     def hangs_after_ms(self) -> int:
         """Age from which a pending transaction counts as hanging: its group had time for three answers that end it."""
         return self.timeout_ms + 3 * self.check_interval_ms
+
+    @property
+    def counts_unanswered(self) -> bool:
+        """Whether a check counts that nobody answers."""
+        return self.unanswered == "count"
 
 
 @dataclass(frozen=True)
