@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import runpy
 import sqlite3
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import commitlake
 from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer, errors, testing
@@ -20,6 +23,7 @@ from commitlake.config.keys import KEYS
 from commitlake.protocol import version
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
+from commitlake.tools.cli import app
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
 
 ROOT = Path(__file__).parents[2]
@@ -225,6 +229,30 @@ def test_what_the_documents_and_notebooks_import_is_public() -> None:
     public = {"commitlake": set(commitlake.__all__), "commitlake.testing": set(testing.__all__)}
     assert {(home, names) for home, names in imported if not set(names.split(", ")) <= public.get(home, set())} == set()
     assert set(re.findall(r"\bcommitlake\.(\w+)\(", text)) <= public["commitlake"]
+
+
+@pytest.mark.parametrize("notebook", sorted(ROOT.glob("notebooks/*.py")), ids=lambda path: path.stem)
+def test_a_notebook_for_jupyter_has_the_cells_of_its_source(notebook: Path) -> None:
+    source = notebook.read_text()
+    made = json.loads(runpy.run_path(str(ROOT / "docs" / "notebooks.py"))["ipynb"](source))
+    kinds = {kind: [cell["source"] for cell in made["cells"] if cell["cell_type"] == kind] for kind in ("markdown", "code")}
+    assert kinds["markdown"][0].startswith("# CommitLake")
+    assert not any("MAGIC" in text for text in kinds["markdown"])
+    assert ast.dump(ast.parse("\n".join(kinds["code"]))) == ast.dump(ast.parse(source))
+
+
+def test_commands_that_a_document_shows_exist_and_have_their_options() -> None:
+    pages = {path.name: path.read_text().replace("\\\n", "") for path in DOCUMENTS if path.name != "CHANGELOG.md"}
+    begin = r"(?:^|`|bin/|\./)(?:commitlake|spark-submit\.sh) ([a-z][^`\n|#]*)"
+    shown = {(page, line) for page, text in pages.items() for line in re.findall(begin, text, re.MULTILINE)}
+    assert len(shown) > 50
+    for page, line in shown:
+        words, command = line.split(), get_command(app.app)
+        while words and (below := getattr(command, "commands", None)) and words[0].isascii() and words[0][0].islower():
+            assert words[0] in below, (page, line)
+            command = below[words.pop(0)]
+        known = {name for each in command.params for name in each.opts}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (page, line)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
