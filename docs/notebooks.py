@@ -1,4 +1,6 @@
-"""Writes the notebooks for Jupyter, as .ipynb beside their sources, which are in Databricks' form.
+"""The notebooks for Jupyter, as .ipynb beside their sources, which are in Databricks' form.
+
+Run it to write them, and open them:
 
     .venv/bin/python docs/notebooks.py && .venv/bin/jupyter lab notebooks
 """

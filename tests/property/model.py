@@ -172,7 +172,7 @@ class Model:
         h = self.halves.get(part.m.first)
         first = h if h and h.seen and not h.m.first else None
         if first and part in self.whole(first):
-            is_known = first.end and self.landed >= part.m.stored
+            is_known = first.end and self.landed >= part.m.stored and first not in self.resumed.values()
             self.end([part] if is_known else [], first.end, first.end and first.by)
         elif first or (self.over(part.m) and (h is None or h.seen)):
             self.end([part], End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1))

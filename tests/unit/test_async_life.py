@@ -211,7 +211,7 @@ def test_a_decision_that_still_waits_at_a_shutdown_is_logged_as_lost(
 
     assert asyncio.run(serve()) is COMMIT
     assert kafka.sent("op") == []
-    assert [text for text in caplog.messages if "a decision was not acknowledged" in text]
+    assert [text for text in caplog.messages if "did not acknowledge a decision" in text]
 
 
 def test_a_decision_of_a_loop_that_ends_is_logged_as_lost(kafka: Kafka, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,7 +226,7 @@ def test_a_decision_of_a_loop_that_ends_is_logged_as_lost(kafka: Kafka, caplog: 
 
     asyncio.run(serve())
     assert kafka.sent("op") == []
-    assert [text for text in caplog.messages if "a decision was not acknowledged" in text]
+    assert [text for text in caplog.messages if "did not acknowledge a decision" in text]
 
 
 def test_what_a_listener_raises_is_in_the_result(kafka: Kafka) -> None:

@@ -43,7 +43,9 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert found.kafka.is_embedded
     assert (found.kafka.topic_prefix, found.kafka.queues, found.kafka.options) == ("commitlake.", 4, {})
     assert found.trigger_interval_ms == 1_000
-    assert found.transaction == config.TransactionConfig(6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False, "wait")
+    assert found.transaction == config.TransactionConfig(
+        6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False, "wait"
+    )
     assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {}, {}, {})
     assert (found.delay.levels_ms[:4], found.delay.levels_ms[-1]) == ((1_000, 5_000, 10_000, 30_000), 7_200_000)
     assert len(found.delay.levels_ms) == 18

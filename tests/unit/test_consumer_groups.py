@@ -335,7 +335,7 @@ def test_a_group_goes_on_where_it_is_rewound_to(
     given = ["--topic=orders", "--group=points", f"--rewind={where}"]
     assert command(warehouse, capsys, *given) == (
         0,
-        f"the group points goes on in orders with {told}, within some seconds\n",
+        f"within some seconds the group points continues in orders with {told}\n",
     )
     assert len(rest(warehouse)) == expected
 

@@ -203,7 +203,15 @@ def test_of_a_key_in_two_queues_only_what_goes_elsewhere_is_let_go(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"threads": 0}, {"threads": True}, {"max_attempts": 0}, {"max_attempts": "3"}, {"pauses": ["soon"]}, {"pauses": []}]
+    "arguments",
+    [
+        {"threads": 0},
+        {"threads": True},
+        {"max_attempts": 0},
+        {"max_attempts": "3"},
+        {"pauses": ["soon"]},
+        {"pauses": []},
+    ],
 )
 def test_arguments_of_a_run_are_checked(tmp_path: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="is not allowed"):

@@ -23,8 +23,8 @@ from commitlake.config.keys import KEYS
 from commitlake.protocol import version
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
-from commitlake.tools.cli import app
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob(".github/*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -235,7 +235,9 @@ def test_what_the_documents_and_notebooks_import_is_public() -> None:
 def test_a_notebook_for_jupyter_has_the_cells_of_its_source(notebook: Path) -> None:
     source = notebook.read_text()
     made = json.loads(runpy.run_path(str(ROOT / "docs" / "notebooks.py"))["ipynb"](source))
-    kinds = {kind: [cell["source"] for cell in made["cells"] if cell["cell_type"] == kind] for kind in ("markdown", "code")}
+    kinds = {
+        kind: [cell["source"] for cell in made["cells"] if cell["cell_type"] == kind] for kind in ("markdown", "code")
+    }
     assert kinds["markdown"][0].startswith("# CommitLake")
     assert not any("MAGIC" in text for text in kinds["markdown"])
     assert ast.dump(ast.parse("\n".join(kinds["code"]))) == ast.dump(ast.parse(source))
@@ -246,8 +248,9 @@ def test_commands_that_a_document_shows_exist_and_have_their_options() -> None:
     begin = r"(?:^|`|bin/|\./)(?:commitlake|spark-submit\.sh) ([a-z][^`\n|#]*)"
     shown = {(page, line) for page, text in pages.items() for line in re.findall(begin, text, re.MULTILINE)}
     assert len(shown) > 50
+    top = get_command(app.app)
     for page, line in shown:
-        words, command = line.split(), get_command(app.app)
+        words, command = line.split(), top
         while words and (below := getattr(command, "commands", None)) and words[0].isascii() and words[0][0].islower():
             assert words[0] in below, (page, line)
             command = below[words.pop(0)]

@@ -267,7 +267,7 @@ next(left)
 """
     done = python("-c", program, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "is at its end" in done.stdout
+    assert "this Python process is ending" in done.stdout
     assert "False" in done.stdout
 
 

@@ -158,7 +158,10 @@ def used_without(modules: set[str], names: list[str]) -> list[str]:
     [
         ("consumer", ["consume", "MessageBatch", "Consumer", "ReceivedMessage", "delayed"]),
         ("spark", ["Coordinator", "start", "read_table", "ledger", "audit"]),
-        ("consumer,spark", ["read_topic", "receipts", "SparkReceipts", "sink", "delta_transaction", "DeltaTransaction"]),
+        (
+            "consumer,spark",
+            ["read_topic", "receipts", "SparkReceipts", "sink", "delta_transaction", "DeltaTransaction"],
+        ),
     ],
 )
 def test_a_name_without_its_packages_is_an_error_with_the_extra_that_brings_them_all(
@@ -245,7 +248,11 @@ def test_the_name_of_an_error_ends_so_and_former_names_still_work() -> None:
 
 
 def test_former_names_of_arguments_still_work_with_a_warning(tmp_path: Path) -> None:
-    former: Any = renamed(most="max_attempts")(lambda max_attempts: max_attempts)
+    @renamed(most="max_attempts")
+    def retry(max_attempts: int) -> int:
+        return max_attempts
+
+    former: Any = retry
     with pytest.warns(DeprecationWarning, match="the argument most is max_attempts now"):
         assert former(most=3) == 3
     receipts: Any = commitlake.receipts

@@ -236,7 +236,7 @@ def test_a_commit_after_a_shutdown_says_that_it_was_not_sent(lake: InMemoryCoord
     for transaction in transactions:
         transaction.send(Message("orders", b"x"))
     producer.shutdown()
-    with pytest.raises(FailedSendError, match="the decision was not sent: a check asks"):
+    with pytest.raises(FailedSendError, match="did not send it: a check will ask"):
         transactions[0].commit()
     with pytest.raises(FailedSendError), transactions[1]:
         pass

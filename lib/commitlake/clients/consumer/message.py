@@ -56,7 +56,7 @@ class Outcomes:
             # `remark` may be any object, such as an exception; and an Arrow table takes no lone surrogate.
             remark = str(remark).encode(errors="replace").decode()
         if self.member.is_closed:
-            log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
+            log.warning("a message of %s was finished after its consumer was closed, and comes again", self.topic)
             return
         for part in handed:
             outcome = Attempt(state, part.attempt, part.round, due_ms, remark, now_ms())

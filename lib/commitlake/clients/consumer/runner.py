@@ -95,7 +95,7 @@ class Runner:
             self._wait_for_calls()
         except KeyboardInterrupt:
             if self._stop.is_set():  # this is the second signal, which needs no traceback
-                log.warning("told to stop once more, so nobody waits for %s; it comes again", self._at_work_told())
+                log.warning("a second signal ends the run without %s, to be redelivered", self._at_work_told())
                 raise SystemExit(STOPPED) from None
             raise
         finally:
@@ -144,7 +144,7 @@ class Runner:
             if self._stop.is_set() and self._at_work and told_at is None:
                 told_at = time.monotonic() + _SAY_S
             if told_at and time.monotonic() > told_at:
-                text = "waits for the handlers of %s; a second signal ends without them, and their messages come again"
+                text = "waiting for the handlers of %s; a second signal ends the run without them"
                 log.warning(text, self._at_work_told())
                 told_at = float("inf")
 
@@ -237,7 +237,7 @@ class Runner:
 
     def _warn_of(self, line: Line) -> None:
         if line.failed and len(line.messages) > _LONG_LINE:
-            text = "%d messages wait behind %r, which failed %d times; others may come to stand still with them"
+            text = "%d messages wait behind %r, which failed %d times; other keys may stall too"
             self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
 
     def _is_released(self, key: Hashable, line: Line) -> bool:

@@ -117,9 +117,7 @@ class SparkReceipts:
             self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [taken.num_rows], [one]))
 
 
-def receipts(
-    conf: Conf, topic: str, *former: str, group: str = "", storage_options: Options = None
-) -> SparkReceipts:
+def receipts(conf: Conf, topic: str, *former: str, group: str = "", storage_options: Options = None) -> SparkReceipts:
     """Return a writer of receipts for a group that reads a topic with Spark. The driver writes them, without Spark.
 
     Args:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 HANDS = 4
 """Threads. An interrupted call continues in its thread, at most as long as a send may take."""
 _LOOK_S = 1.0
-_AT_AN_END = "this Python process is at its end, and all threads that send are gone; send, or end a transaction, before"
+_AT_AN_END = "this Python process is ending, and its sending threads are gone; send, or end a transaction, earlier"
 
 
 class ByHand:

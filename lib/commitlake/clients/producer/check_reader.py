@@ -191,7 +191,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             refused = is_refusal(error)
             reason = self._link.explain(error) if refused else error
             if refused or turns().outages.is_due():
-                log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
+                log.warning("can't read checks from %s; retrying: %s", self._topic, reason)
             self._disconnect()
             self._rests_until, self._went = time.monotonic() + (REFUSED_S if refused else RETRY_S), Turned.FAILED
         finally:
@@ -252,7 +252,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             try:
                 self._drain()
             except Exception as error:
-                log.warning("the last answers to checks of %s may be asked for again: %s", self._group, error)
+                log.warning("the coordinator may repeat the last checks of %s: %s", self._group, error)
         self._disconnect()
 
     def _poll(self, consumer: KafkaConsumer, wait_ms: int) -> None:
@@ -319,7 +319,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
                 give_up(error)
             elif error:
                 if turns().outages.is_due():
-                    log.warning("the answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
+                    log.warning("Kafka did not acknowledge the answer to check %s; retrying: %s", check.check_id, error)
                 self._failed.append((progress, offset, check))
             else:
                 progress.done(offset)

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 METADATA_AGE_MS = 30_000
 """How long a new partition may stay unknown; Kafka's own default is 5 minutes."""
-NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
+NOT_RUNNING = "the producer is not running; call start() before you send, and send before shutdown()"
 CONFLUENT_TAKES = {"compression_type", "linger_ms", "batch_size"}
 """The `client_options` that both engines know."""
 
@@ -139,7 +139,7 @@ class Connection:
     def flush(self, timeout_s: float) -> None:
         """Wait until every record sent before was acknowledged or has failed, for at most `timeout_s`."""
         if os.getpid() == self._pid and self._engine and not self._engine.flush(timeout_s):
-            log.warning("not every record was acknowledged within %.1f s", timeout_s)
+            log.warning("Kafka did not acknowledge every record within %.1f s", timeout_s)
 
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
         """Options for a Kafka client of this class."""
@@ -308,7 +308,7 @@ class SettingsReader:
                 if is_refusal(error) and not self._ready.is_set():
                     self._ready.set()  # `start` fails at once, since a retry would be refused too
                     return
-                log.debug("reading %s failed, trying again: %s", self._topic, error)
+                log.debug("reading %s failed; retrying: %s", self._topic, error)
                 self._stopping.wait(_BACKOFF_MS / 1_000)
 
     def _consume(self) -> None:

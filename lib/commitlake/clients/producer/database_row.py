@@ -90,7 +90,8 @@ class ProofRows:
             return "ROLLBACK"
         decision = decision_of(state)
         if decision is None:
-            msg = f"its row has the state {state}; rows go after 30 days: look at the business rows, and end it by hand"
+            remedy = "rows are deleted after 30 days: look at the business rows, and end it by hand"
+            msg = f"its row has the state {state}; {remedy}"
             raise UndecidedError(msg)
         return decision
 

@@ -96,7 +96,7 @@ class DefaultMQProducer:
         return cls(group, *listener, **kafka_of(conf), **more)
 
     @property
-    def send_msg_timeout(self) -> Duration:
+    def send_msg_timeout(self) -> float:
         """How long a send may take, in s; also after the start it may be set to any `Duration`."""
         return self._send_ms / 1_000
 

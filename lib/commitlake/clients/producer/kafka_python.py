@@ -271,7 +271,7 @@ def _close(client: KafkaProducer, timeout_s: float) -> None:
     try:
         client.flush(timeout=timeout_s / 2)
     except ClientError as error:
-        log.warning("not every record was acknowledged before the shutdown: %s", error)
+        log.warning("Kafka did not acknowledge every record before the shutdown: %s", error)
         client._sender.force_close()
         client._sender.join(max(1.0, timeout_s / 2))
     try:

@@ -45,10 +45,10 @@ Late = Callable[[Position], None]
 def _check_own(options: Mapping[str, Any]) -> None:
     for name in options:
         if name in _TIMES:
-            msg = f"client_options: {name} is not allowed; send_msg_timeout bounds all that a send does, so set that"
+            msg = f"client_options: {name} is not allowed; send_msg_timeout limits the whole send, so set that"
             raise ArgumentError(msg)
         if name in _OWN:
-            msg = f"client_options: {name} is not allowed; CommitLake's promises hang on it, so it is set: leave it out"
+            msg = f"client_options: {name} is not allowed; CommitLake's guarantees need its own value: leave it out"
             raise ArgumentError(msg)
 
 
@@ -181,7 +181,7 @@ class KafkaLink:
             sent = self._send(name, queue, record, timeout_ms)
             return self._awaited(sent, until)
         except FailedSendError as error:
-            hint = "" if isinstance(error, RefusedSendError) else "; it may be sent again"
+            hint = "" if isinstance(error, RefusedSendError) else "; you may send it again"
             msg = f"nothing was sent to the Kafka topic {name}: {error}{hint}"
             raise type(error)(msg) from error
         except UncertainSendError as error:
@@ -198,9 +198,9 @@ class KafkaLink:
             return sent.outcome.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
             if sent.withdraw():
-                msg = f"Kafka at {self.kafka.bootstrap_servers} took nothing in time"
+                msg = f"Kafka at {self.kafka.bootstrap_servers} did not take the record in time"
                 raise FailedSendError(msg) from None
-            msg = "no answer in time"
+            msg = "Kafka did not answer in time"
             raise UncertainSendError(msg) from None
 
     def send_soon(self, topic: str, queue: int, record: Encoded, timeout_ms: int, done: Done) -> None:

@@ -96,7 +96,7 @@ def judged(state: object, traced: Traced) -> Verdict:
     if isinstance(state, LocalTransactionState):
         verdict = Verdict(state, None)
     else:
-        log.warning("the transaction listener returned %.100r, no LocalTransactionState: UNKNOWN", state)
+        log.warning("the transaction listener returned %.100r, no LocalTransactionState: this counts as UNKNOWN", state)
         verdict = Verdict(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
     traced.note({"commitlake.decision": verdict.state.value})
     return verdict

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 CHECKS = 5
 """Checks that are answered at a time, as many as the threads of a `TransactionMQProducer`."""
-_SHUT = "the producer was shut down before the turn of this call came, so nothing was sent; it may be sent again"
-_NO_THREAD = "there is no thread for this call, so nothing was sent; it may be sent again"
-_NOT_CALLED = "the producer was shut down before this was called"
+_SHUT = "the producer was shut down before the turn of this call, and sent nothing; you may send it again"
+_NO_THREAD = "no thread could be started for this call, so nothing was sent; you may send it again"
+_NOT_CALLED = "the producer was shut down before it made this call"
 
 
 class LoopExecutor(Executor):

@@ -32,7 +32,7 @@ from commitlake.clients.producer.plain import milliseconds
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
-from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RefusedSendError, UndecidedError
+from commitlake.errors import ArgumentError, FailedSendError, RefusedSendError, UndecidedError
 from commitlake.protocol import wire
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import Position
@@ -47,10 +47,10 @@ NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
 NO_LISTENER = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
 _METHODS = ("execute_local_transaction", "check_local_transaction")
 _TOO_LATE = (
-    "the producer was shut down before, so the decision was not sent: a check asks the listener for it; end a "
-    "transaction before shutdown()"
+    "the producer was shut down before this decision, and did not send it: a check will ask the listener; end "
+    "transactions before shutdown()"
 )
-_SEND_AGAIN = "if it is there it is rolled back, so send the same Message object again, in another transaction"
+_SEND_AGAIN = "if Kafka has it, it is rolled back: send the same Message object again, in another transaction"
 
 
 class TransactionMQProducer(DefaultMQProducer):
@@ -156,7 +156,7 @@ class TransactionMQProducer(DefaultMQProducer):
             ArgumentError: the hook can't be called, or is a coroutine function.
         """
         if not callable(getattr(hook, "end_transaction", hook)):
-            msg = f"{hook!r:.200} is no hook, allowed is a callable, or an object with a method end_transaction"
+            msg = f"{hook!r:.200} is no hook; give a callable, or an object with a method end_transaction"
             raise ArgumentError(msg)
         self._check_plain(hook, "__call__", "end_transaction")
         self._hooks.append(hook)
@@ -390,11 +390,11 @@ class _Recent:
 
 def unanswered(message: Message, why: UndecidedError, done: Done) -> None:
     """Give a check no answer: it is asked again, and an answer UNKNOWN would count towards a discard."""
-    log.warning("the check of the transaction %s gets no answer yet: %s", message.transaction_id, why)
+    log.warning("the listener can't answer the check of the transaction %s yet: %s", message.transaction_id, why)
     done(None)
 
 
 def log_lost(error: BaseException | None) -> None:
     """Warn if a decision was not acknowledged; called with the outcome of its send."""
     if error:
-        log.warning("a decision was not acknowledged by Kafka, and a check will ask for it again: %s", error)
+        log.warning("Kafka did not acknowledge a decision; a check will ask for it again: %s", error)

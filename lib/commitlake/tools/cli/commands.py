@@ -95,7 +95,7 @@ def stop(settings: Config) -> int:
             raise SetupError(msg)
         time.sleep(LOOK_S)
     mark.clear(named)
-    print("it has ended")
+    print("the coordinator has ended")
     return 0
 
 
