@@ -68,6 +68,18 @@ class CatalogAwayError(WarehouseError, ConnectionError):
     """Raised within CommitLake when Unity Catalog does not answer; a consumer tries again, as when a store is away."""
 
 
+class AnswerError(CommitLakeError):
+    """Raised within CommitLake when a service on HTTP does not answer as it must.
+
+    Attributes:
+        status: of HTTP; None when there is no answer, or none that can be read.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class FencedError(CommitLakeError):
     """Raised when another coordinator holds, or has taken over, the warehouse."""
 

@@ -198,7 +198,7 @@ def test_a_module_that_is_missing_and_no_extra_is_an_error_of_its_own() -> None:
     assert used_without({"yaml"}, ["consume"]) == ["consume bare No module named 'yaml'"]
 
 
-WITHIN = {"CatalogAwayError", "GatewayRefusal", "RecordError", "Undecided"}
+WITHIN = {"AnswerError", "CatalogAwayError", "GatewayRefusal", "RecordError", "Undecided"}
 """Those that no user of the package sees, but as their base."""
 
 PYTHON_WORKER = """
