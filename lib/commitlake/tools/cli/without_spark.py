@@ -15,6 +15,9 @@ from commitlake.tools.cli.options import LOCAL, AsJson, Conf, Limit, Master, Set
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
+Where = Annotated[
+    str | None, typer.Option("--where", metavar="SQL", help="A condition on properties, or on value.FIELD.")
+]
 _MOST_STATS = 10_000
 
 
@@ -222,7 +225,7 @@ def consume(
     topic: Topic,
     group: Group,
     tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")] = None,
-    where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="A condition on properties.")] = None,
+    where: Where = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="End after N messages.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages, until Ctrl-C.")] = False,
     conf: Conf = None,
@@ -258,9 +261,7 @@ def unfinished(
     topic: Topic,
     group: Group,
     tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="A condition on properties, or on value.FIELD.")
-    ] = None,
+    where: Where = None,
     limit: Limit = 100,
     as_json: AsJson = False,
     conf: Conf = None,
