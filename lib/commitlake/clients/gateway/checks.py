@@ -18,6 +18,7 @@ from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.on_loop import LoopExecutor
 from commitlake.errors import MQClientException
 from commitlake.protocol.wire import CheckRecord
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +49,18 @@ class Checks:
         self._groups: dict[str, _Group] = {}
         self._open: dict[str, _Question] = {}
         self._stopping: set[asyncio.Task[None]] = set()
+        self._crowd = ThrottledWarning(log)
 
     def join(self, session: Session, group: str) -> None:
         """Send checks of the group to this producer, too; does nothing when it gets them already."""
         if session.gone.done() or session in self._members(group):
             return
         if session.groups >= MOST_OF_SESSION:
-            log.warning("checks of %.100s are not asked of a client that has %d groups already", group, MOST_OF_SESSION)
+            self._crowd.say("checks of %.100s are not asked of a client with %d groups already", group, MOST_OF_SESSION)
             return
         if group not in self._groups:
             if len(self._groups) >= _MOST_GROUPS:
-                log.warning("checks of %.100s are not answered here: there are %d groups already", group, _MOST_GROUPS)
+                self._crowd.say("checks of %.100s are not answered here, among %d groups already", group, _MOST_GROUPS)
                 return
             reader = self._reader(group)
             try:
