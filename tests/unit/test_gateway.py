@@ -45,16 +45,17 @@ def test_a_message_comes_through_with_all_that_it_has() -> None:
         )
     )  # fmt: skip
     assert (code(sent), [d.Code.Name(entry.status.code) for entry in sent.entries]) == ("OK", ["OK"])
-    assert sent.entries[0].message_id == "01FF"
+    entry = sent.entries[0]
+    assert (entry.message_id, entry.transaction_id) == ("01FF", "01FF"), "the second one as in RocketMQ"
     (shown,) = kafka.coordinator.messages("shop%orders")
     found = (shown.body, shown.message_id, shown.tags, shown.keys, dict(shown.properties), shown.sharding_key)
     assert found == (b"zipped", "01FF", "TagA", "k1 k2", {"region": "Zürich"}, b"customer-4")
     assert shown.producer_group == "shop%orders", "as RocketMQ's proxy has it"
 
 
-def test_a_property_names_the_group() -> None:
+def test_a_property_names_the_group_and_that_of_a_former_transaction_is_dropped() -> None:
     kafka = Kafka()
-    kafka.send(message(properties={"PGROUP": "order-service"}))
+    kafka.send(message(properties={"PGROUP": "order-service", "__transactionId__": "of another message"}))
     (shown,) = kafka.coordinator.messages("orders")
     assert (shown.producer_group, dict(shown.properties)) == ("order-service", {})
 
@@ -184,7 +185,9 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(tag="a|b"), "ILLEGAL_MESSAGE_TAG"),
         (message(tag=" "), "ILLEGAL_MESSAGE_TAG"),
         (message(tag="a "), "ILLEGAL_MESSAGE_TAG"),
+        (message(tag="a\0"), "ILLEGAL_MESSAGE_TAG"),
         (message(keys=["a", " "]), "ILLEGAL_MESSAGE_KEY"),
+        (message(keys=["a\n"]), "ILLEGAL_MESSAGE_KEY"),
         (message(message_group=" "), "ILLEGAL_MESSAGE_GROUP"),
         (message(kind=d.FIFO), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
         (message(kind=d.DELAY), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
@@ -192,9 +195,12 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(kind=d.PRIORITY, priority=1), "UNSUPPORTED"),
         (message(properties={"UNIQ_KEY": "a"}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
         (message(properties={"a": ""}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
-        (message(properties={"a": "x" * 140_000}), "MESSAGE_PROPERTIES_TOO_LARGE"),
+        (message(properties={"\0": "a"}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
+        (message(properties={"a": "x" * 16_384}), "MESSAGE_PROPERTIES_TOO_LARGE"),
+        (message(tag="t" * 8_193, keys=["k" * 8_192]), "MESSAGE_PROPERTIES_TOO_LARGE"),
+        (message(properties={str(n): "a" for n in range(129)}), "MESSAGE_PROPERTIES_TOO_LARGE"),
         (message(properties={"PGROUP": "x" * 256}), "BAD_REQUEST"),
-        (message(kind=d.TRANSACTION, properties={"FIRST_HALF\0": "0-1"}), "BAD_REQUEST"),
+        (message(kind=d.TRANSACTION, properties={"FIRST_HALF\0": "0-1"}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 9_999_999_999}), "ILLEGAL_DELIVERY_TIME"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 2**62}), "ILLEGAL_DELIVERY_TIME"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 1_767_225}), "ILLEGAL_DELIVERY_TIME"),

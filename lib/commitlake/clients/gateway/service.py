@@ -254,7 +254,11 @@ async def _send_all(group: str, messages: Sequence[Message], producers: Producer
     result = await producers.send(group, messages)
     return [
         services.SendResultEntry(
-            status=ok(), message_id=message.msg_id, offset=result.queue_offset, recall_handle=result.recall_handle
+            status=ok(),
+            message_id=message.msg_id,
+            transaction_id=message.msg_id,  # as RocketMQ has it
+            offset=result.queue_offset,
+            recall_handle=result.recall_handle,
         )
         for message in messages
     ]
