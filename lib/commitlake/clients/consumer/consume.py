@@ -201,6 +201,15 @@ class Consumer:
         if self._is_forked():
             raise ConsumerError(FORKED)
 
+    def join(self) -> None:
+        """Join the group now, and not when the first message is asked for. Raises the same errors.
+
+        A topic without a table is joined later.
+        """
+        self._subscribe()
+        for each in self._subscriptions:
+            each.join()
+
     def batches(self) -> Iterator[MessageBatch]:
         """Hand messages over as Arrow tables instead of one by one, some three times as many a second.
 
@@ -279,12 +288,15 @@ class Consumer:
         for subscription in self._subscriptions:
             subscription.raise_if_failed()
 
-    def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+    def _subscribe(self) -> None:
         self._check_process()
         if not self._subscriptions:
             refuse_fork()
             self._pid = os.getpid()
             self._subscriptions = tuple(Subscription(topic, plan, self.told) for topic, plan in self._plans.items())
+
+    def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+        self._subscribe()
         follow = next(iter(self._plans.values())).follow
         return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=follow)
 

@@ -19,6 +19,8 @@ AHEAD = 64
 MOST_HELD, MOST_HELD_BYTES = subscription.MOST_OPEN // 4, subscription.MOST_OPEN_BYTES // 4
 """Messages, and bytes, of one client: a client that finishes nothing leaves the others most of the room."""
 _LOOK_S, _CHECK_S = 0.1, 1.0
+_TURNS = threading.Semaphore(2)
+"""Readers that join their group at a time: dozens at once would leave the event loop no time for other calls."""
 
 
 class Reader:
@@ -164,6 +166,8 @@ class Reader:
         failure: Exception | None = None
         try:
             with self._consumer as messages:
+                with _TURNS:
+                    messages.join()
                 for message in messages:
                     while not self._room.acquire(timeout=_CHECK_S):
                         self._consumer.raise_if_failed()
