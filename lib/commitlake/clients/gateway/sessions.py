@@ -29,6 +29,8 @@ class Session:
 
     Attributes:
         gone: done when the stream has ended.
+        refusal: the status of settings that were refused; the stream ends with it.
+        request_s: how long the client waits for an answer, as its settings say; 0 before it has said so.
         groups: number of groups whose checks it gets.
         has_checker: whether the client has shown that it can answer checks, by a half message or a decision.
     """
@@ -36,6 +38,8 @@ class Session:
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.refusal: Proto = None
+        self.request_s = 0.0
         self.has_checker = False
         self.groups = 0
         self._topics: dict[str, Proto] = {}

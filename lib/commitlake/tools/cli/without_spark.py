@@ -330,11 +330,7 @@ def send_again(
 def gateway(
     listen: Annotated[
         str,
-        typer.Option(
-            "--listen",
-            metavar="HOST:PORT",
-            help="Where clients call; port 0 for any. Beyond this machine it needs --access-keys.",
-        ),
+        typer.Option("--listen", metavar="HOST:PORT", help="Port 0: any. Beyond this machine it needs --access-keys."),
     ] = "127.0.0.1:8081",
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="TLS: the certificate chain, PEM.")
@@ -347,9 +343,13 @@ def gateway(
         typer.Option("--access-keys", metavar="REFERENCE", help="Lines `key: secret`: file:/path or env:NAME."),
     ] = None,
     engine: Annotated[
-        str,
-        typer.Option("--engine", metavar="NAME", help="What sends to Kafka: kafka-python or confluent (librdkafka)."),
-    ] = "kafka-python",
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="What sends: confluent, where it is installed, or kafka-python."),
+    ] = None,
+    fifo: Annotated[
+        list[str] | None,
+        typer.Option("--fifo", metavar="GROUP", help="A FIFO consumer group, or pattern; can be given several times."),
+    ] = None,
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
@@ -359,7 +359,7 @@ def gateway(
     """
     from commitlake.tools.cli import gateway as process
 
-    raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys, engine))
+    raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys, engine, fifo or []))
 
 
 def iceberg(
