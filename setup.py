@@ -30,6 +30,7 @@ DOCS = ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"]
 DEV = [
     *NOTEBOOK,
     *DOCS,
+    "aiosqlite>=0.20",
     "build",
     *CONFLUENT,
     *GATEWAY,
@@ -43,11 +44,12 @@ DEV = [
     "mypy>=2",
     "opentelemetry-sdk>=1.30,<2",
     "pre-commit>=4",
+    "pymysql>=1.1",
     "pyspark[connect]",
     "pytest>=9",
     "pytest-timeout>=2.4",
     "ruff>=0.17",
-    "sqlalchemy>=2,<3",
+    "sqlalchemy[asyncio]>=2,<3",
     "types-PyYAML",
 ]
 

@@ -43,10 +43,12 @@ set_up() {
   python=$(find_python)
   echo "setting up the Python environment in $venv (once, some minutes) ..." >&2
   [[ -x $venv/bin/python ]] || "$python" -P -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
-  "$venv/bin/python" -P -m pip install --quiet --disable-pip-version-check \
-    --constraint "$here/constraints.txt" --editable "$here[$extras]" >&2 || fail "pip could not install the requirements, see above"
+  "$venv/bin/python" -P -m pip install --progress-bar off --disable-pip-version-check \
+    --constraint "$here/constraints.txt" --editable "$here[$extras]" |
+    { grep --line-buffered -E "^ *Downloading .* MB" || true; } >&2 || fail "pip could not install the requirements, see above"
   echo "fetching Spark's jars, and starting Spark once, so that later starts are quick (a minute or two) ..." >&2
-  PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} "$venv/bin/python" -P -m commitlake.tools.cli.warm_up >&2 || true # starts are slower without
+  COMMITLAKE_LOG=WARNING PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} \
+    "$venv/bin/python" -P -m commitlake.tools.cli.warm_up >&2 || true # starts are slower without
   echo "$wanted" | tee "$stamp" >"$venv/.commitlake-all" # `dev` holds all of `all`
 }
 

@@ -13,15 +13,14 @@
 import os
 import tempfile
 import time
-from contextlib import ExitStack
 
 import commitlake
-from commitlake import DefaultMQProducer, Message, config
-from commitlake.kafka.embedded import provide
-from commitlake.spark import session
+from commitlake import Message, Producer
 
 place = os.environ.get("DELTA_PLACE") or tempfile.mkdtemp(prefix="commitlake-delta-")
-conf = config.from_mapping(
+spark = commitlake.session()
+coordinator = commitlake.start(
+    spark,
     {
         "warehouse": f"{place}/warehouse",
         "checkpoints": f"{place}/checkpoints",
@@ -29,12 +28,9 @@ conf = config.from_mapping(
         "transaction": {"timeout": "1s", "check_interval": "1s"},
         "checks": {"nightly": {"table": "delta-log", "places": [f"{place}/orders"], "every": "1s"}},
         "topics": {"dedup": {"payments": {"by": "keys", "window": "30d"}}},
-    }
+    },
 )
-running = ExitStack()
-conf = running.enter_context(provide(conf))
-spark = session.build(conf, app_name="delta", short_lived=True)
-running.enter_context(commitlake.start(spark, conf))
+conf = coordinator.config
 
 # COMMAND ----------
 
@@ -83,8 +79,7 @@ query.trigger(availableNow=True).start().awaitTermination()
 
 # COMMAND ----------
 
-kafka = {"bootstrap_servers": conf.kafka.bootstrap_servers, "topic_prefix": conf.kafka.topic_prefix}
-with DefaultMQProducer("payments", **kafka) as producer:
+with Producer.from_conf(conf, "payments") as producer:
     for attempt in ("first", "again"):
         producer.send(Message("payments", f"{attempt} attempt", keys="order-17"))
 
@@ -112,4 +107,4 @@ for refused in spark.read.format("delta").load(f"{place}/warehouse/rejected").co
 
 # COMMAND ----------
 
-running.close()
+coordinator.stop()

@@ -9,9 +9,8 @@
 
 import os
 
-from commitlake.tools.audit import ledger
-from commitlake.spark import session
-from commitlake.tables import Warehouse
+import commitlake
+from commitlake import ledger
 
 
 def parameter(name: str, default: str) -> str:
@@ -30,9 +29,10 @@ def show(rows) -> None:
         rows.show(truncate=False)
 
 
-spark = globals().get("spark") or session.for_reading()
-warehouse = Warehouse(spark, parameter("warehouse", "schema:main.commitlake"))
-tables = {name: warehouse.read(name) for name in ("transactions", "discarded", "rejected")}
+spark = commitlake.session()
+warehouse = parameter("warehouse", "schema:main.commitlake")
+names = ("transactions", "discarded", "rejected")
+tables = {name: commitlake.read_table(spark, {"warehouse": warehouse}, name) for name in names}
 
 # COMMAND ----------
 
@@ -72,7 +72,7 @@ show(
 
 # COMMAND ----------
 
-show(ledger.pending(spark, warehouse.root).limit(20))
+show(ledger.pending(spark, warehouse).limit(20))
 show(
     spark.sql(
         "SELECT topic, producer_group, reason, checks, transaction_id, discarded_at FROM {discarded} LIMIT 20", **tables
@@ -88,4 +88,4 @@ show(spark.sql("SELECT source, reason, count(*) AS records FROM {rejected} GROUP
 # COMMAND ----------
 
 newest = spark.sql("SELECT max_by(transaction_id, resolved_at) AS id FROM {transactions}", **tables).first()["id"]
-show(ledger.transaction(spark, warehouse.root, parameter("transaction_id", "") or newest))
+show(ledger.transaction(spark, warehouse, parameter("transaction_id", "") or newest))

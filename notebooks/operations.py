@@ -9,9 +9,8 @@
 
 import os
 
-from commitlake.tools.audit import audit, ledger
-from commitlake.spark import session
-from commitlake.tables import Warehouse
+import commitlake
+from commitlake import ledger
 
 
 def parameter(name: str, default: str) -> str:
@@ -30,9 +29,10 @@ def show(rows) -> None:
         rows.show(truncate=False)
 
 
-spark = globals().get("spark") or session.for_reading()
-warehouse = Warehouse(spark, parameter("warehouse", "schema:main.commitlake"))
-tables = {name: warehouse.read(name) for name in ("epochs", "batches", "half", "checks", "maintenance")}
+spark = commitlake.session()
+warehouse = parameter("warehouse", "schema:main.commitlake")
+names = ("epochs", "batches", "half", "checks", "maintenance")
+tables = {name: commitlake.read_table(spark, {"warehouse": warehouse}, name) for name in names}
 
 # COMMAND ----------
 
@@ -75,6 +75,6 @@ show(
 
 # COMMAND ----------
 
-show(ledger.summary(spark, warehouse.root))
-report = audit.audit(spark, warehouse.root)
+show(ledger.summary(spark, warehouse))
+report = commitlake.audit(spark, warehouse)
 print("all is well" if report.is_well else "\n".join(map(str, report.findings)), "up to batch", report.last_batch)

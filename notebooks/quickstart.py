@@ -17,17 +17,13 @@ import os
 import sqlite3
 import tempfile
 import time
-from contextlib import ExitStack
 
 import matplotlib.pyplot as plt
 import yaml
 
 import commitlake
-from commitlake import LocalTransactionState, Message, TransactionListener, TransactionMQProducer, config
-from commitlake.kafka.embedded import provide
-from commitlake.tools.audit import ledger
-from commitlake.spark import session
-from commitlake.tables import Warehouse, topic_table
+from commitlake import COMMIT, ROLLBACK, UNKNOWN, ledger
+from commitlake import LocalTransactionState, Message, TransactionalProducer, TransactionListener
 
 
 def parameter(name: str, default: str) -> str:
@@ -57,7 +53,9 @@ def show(rows) -> None:
 # COMMAND ----------
 
 place = parameter("place", tempfile.mkdtemp(prefix="commitlake-quickstart-"))
-conf = config.from_mapping(
+spark = commitlake.session()
+coordinator = commitlake.start(
+    spark,
     {
         "warehouse": parameter("warehouse", f"{place}/warehouse"),
         "checkpoints": parameter("checkpoints", f"{place}/checkpoints"),
@@ -66,13 +64,9 @@ conf = config.from_mapping(
         "kafka.topic_prefix": "quickstart.",
         "trigger_interval": "500ms",
         "transaction": {"timeout": "1s", "check_interval": "10s", "check_max": 2},
-    }
+    },
 )
-running = ExitStack()
-conf = running.enter_context(provide(conf))
-spark = session.build(conf, app_name="quickstart", short_lived=True)
-coordinator = running.enter_context(commitlake.start(spark, conf))
-tables = Warehouse(spark, conf.warehouse)
+conf = coordinator.config
 
 # COMMAND ----------
 
@@ -94,28 +88,21 @@ class Orders(TransactionListener):
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState | None:
         number = int(message.keys)
         if number % 10 == 1:
-            return LocalTransactionState.ROLLBACK_MESSAGE  # the customer's card was refused
+            return ROLLBACK  # the customer's card was refused
         if number % 10 == 2:
             return None  # no idea what happened: nothing was written
         with sqlite3.connect(database) as db:
             db.execute("INSERT INTO orders VALUES (?, ?)", (message.keys, message.transaction_id))
-        return None if number % 10 == 3 else LocalTransactionState.COMMIT_MESSAGE  # 3: crashed after its commit
+        return None if number % 10 == 3 else COMMIT  # 3: crashed after its commit
 
     def check_local_transaction(self, message: Message) -> LocalTransactionState:
         with sqlite3.connect(database) as db:
             found = db.execute("SELECT 1 FROM orders WHERE tx = ?", (message.transaction_id,)).fetchone()
-        return LocalTransactionState.COMMIT_MESSAGE if found else LocalTransactionState.UNKNOW
+        return COMMIT if found else UNKNOWN
 
 
-producer = running.enter_context(
-    TransactionMQProducer(
-        "quickstart",
-        Orders(),
-        bootstrap_servers=conf.kafka.bootstrap_servers,
-        topic_prefix=conf.kafka.topic_prefix,
-        options=conf.kafka.options,
-    )
-)
+producer = TransactionalProducer.from_conf(conf, "quickstart", Orders())
+producer.start()
 sent = [
     producer.send_message_in_transaction(Message("orders", f"order {number}", tags="new", keys=str(number)))
     for number in range(40)
@@ -131,7 +118,7 @@ sent = [
 
 
 def ended() -> int:
-    return tables.read("transactions").count()
+    return commitlake.read_table(spark, conf, "transactions").count()
 
 
 deadline = time.monotonic() + 300
@@ -146,7 +133,7 @@ while ended() < len(sent) and time.monotonic() < deadline:
 
 # COMMAND ----------
 
-orders = tables.read(topic_table("orders"))
+orders = commitlake.read_topic(spark, conf, "orders")
 show(
     orders.selectExpr("keys", "CAST(body AS STRING) AS text", "transaction_id", "visible_at")
     .orderBy("visible_at")
@@ -173,7 +160,7 @@ show(ledger.transaction(spark, conf.warehouse, sent[2].transaction_id))
 # COMMAND ----------
 
 ends = (
-    tables.read("transactions")
+    commitlake.read_table(spark, conf, "transactions")
     .selectExpr("state", "reason", "CAST(resolved_at AS DOUBLE) - CAST(stored_at AS DOUBLE) AS seconds")
     .toPandas()
 )
@@ -196,4 +183,5 @@ else:
 
 # COMMAND ----------
 
-running.close()
+producer.shutdown()
+coordinator.stop()

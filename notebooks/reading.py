@@ -11,8 +11,6 @@ import os
 import tempfile
 
 import commitlake
-from commitlake.spark import session
-from commitlake.tables import Warehouse, topic_table
 
 
 def parameter(name: str, default: str) -> str:
@@ -31,8 +29,8 @@ def show(rows) -> None:
         rows.show(truncate=False)
 
 
-spark = globals().get("spark") or session.for_reading()
-warehouse = Warehouse(spark, parameter("warehouse", "schema:main.commitlake"))
+spark = commitlake.session()
+conf = {"warehouse": parameter("warehouse", "schema:main.commitlake")}
 topic = parameter("topic", "orders")
 
 # COMMAND ----------
@@ -42,7 +40,7 @@ topic = parameter("topic", "orders")
 
 # COMMAND ----------
 
-show(warehouse.read("destinations").orderBy("topic"))
+show(commitlake.read_table(spark, conf, "destinations").orderBy("topic"))
 
 # COMMAND ----------
 
@@ -52,7 +50,7 @@ show(warehouse.read("destinations").orderBy("topic"))
 
 # COMMAND ----------
 
-rows = warehouse.read(topic_table(topic)).selectExpr(
+rows = commitlake.read_topic(spark, conf, topic).selectExpr(
     "keys",
     "tags",
     "CAST(body AS STRING) AS text",
@@ -74,11 +72,9 @@ show(rows.orderBy("batch_id", "source_queue", "source_offset").limit(20))
 # COMMAND ----------
 
 place = parameter("checkpoint", tempfile.mkdtemp(prefix="commitlake-reading-"))
-stream = spark.readStream.format("delta")
-source = warehouse.locate(topic_table(topic))
-found = stream.table(source) if warehouse.root.startswith("schema:") else stream.load(source)
 query = (
-    found.selectExpr("keys", "CAST(body AS STRING) AS text")
+    commitlake.read_topic(spark, conf, topic, stream=True)
+    .selectExpr("keys", "CAST(body AS STRING) AS text")
     .writeStream.format("memory")
     .queryName("committed")
     .option("checkpointLocation", place)
@@ -97,7 +93,7 @@ show(spark.table("committed").limit(20))
 
 # COMMAND ----------
 
-complete = warehouse.newest_batch()
-for name in sorted(warehouse.topics()):
-    at_one_point = commitlake.read_topic(spark, {"warehouse": warehouse.root}, name, up_to=complete)
-    print(f"{name}: {at_one_point.count()} rows up to batch {complete}")
+complete = commitlake.read_table(spark, conf, "batches").selectExpr("coalesce(max(batch_id), -1)").first()[0]
+for row in commitlake.read_table(spark, conf, "destinations").orderBy("topic").collect():
+    at_one_point = commitlake.read_topic(spark, conf, row.topic, up_to=complete)
+    print(f"{row.topic}: {at_one_point.count()} rows up to batch {complete}")

@@ -14,30 +14,26 @@ import json
 import os
 import tempfile
 import time
-from contextlib import ExitStack
 
 import duckdb
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
 import commitlake
-from commitlake import DefaultMQProducer, Message, config
-from commitlake.kafka.embedded import provide
-from commitlake.spark import session
+from commitlake import Message, Producer
 
 place = os.environ.get("TYPED_PLACE") or tempfile.mkdtemp(prefix="commitlake-typed-")
-conf = config.from_mapping(
+spark = commitlake.session()
+coordinator = commitlake.start(
+    spark,
     {
         "warehouse": f"{place}/warehouse",
         "checkpoints": f"{place}/checkpoints",
         "trigger_interval": "500ms",
         "topics": {"schemas": {"orders": {"format": "json", "schema": "customer STRING, amount DECIMAL(10, 2)"}}},
-    }
+    },
 )
-running = ExitStack()
-conf = running.enter_context(provide(conf))
-spark = session.build(conf, app_name="typed", short_lived=True)
-running.enter_context(commitlake.start(spark, conf))
+conf = coordinator.config
 
 # COMMAND ----------
 
@@ -49,8 +45,7 @@ running.enter_context(commitlake.start(spark, conf))
 
 ORDERS = [("o-1", "ann", "12.00"), ("o-2", "bob", "5.50"), ("o-1", "ann", "20.00")]
 
-kafka = {"bootstrap_servers": conf.kafka.bootstrap_servers, "topic_prefix": conf.kafka.topic_prefix}
-with DefaultMQProducer("shop", **kafka) as producer:
+with Producer.from_conf(conf, "shop") as producer:
     for order, customer, amount in ORDERS:
         body = json.dumps({"customer": customer, "amount": amount})
         producer.send(Message("orders", body, keys=order, sharding_key=order))
@@ -107,4 +102,4 @@ for keys, error, body in shown.filter("value_error IS NOT NULL").project("keys, 
 
 # COMMAND ----------
 
-running.close()
+coordinator.stop()

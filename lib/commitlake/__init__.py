@@ -16,24 +16,36 @@ if TYPE_CHECKING:  # the names of `_HOMES`, for type checkers and editors
     from commitlake.clients.consumer.consume import consume as consume
     from commitlake.clients.consumer.message import MessageBatch as MessageBatch
     from commitlake.clients.consumer.message import ReceivedMessage as ReceivedMessage
+    from commitlake.clients.consumer.spark import SparkReceipts as SparkReceipts
     from commitlake.clients.consumer.spark import read_topic as read_topic
     from commitlake.clients.consumer.spark import receipts as receipts
+    from commitlake.clients.delta.delta_transaction import DeltaTransaction as DeltaTransaction
     from commitlake.clients.delta.delta_transaction import delta_transaction as delta_transaction
     from commitlake.clients.delta.sink import sink as sink
+    from commitlake.clients.producer import COMMIT as COMMIT
+    from commitlake.clients.producer import ROLLBACK as ROLLBACK
+    from commitlake.clients.producer import UNKNOWN as UNKNOWN
+    from commitlake.clients.producer import AsyncTransaction as AsyncTransaction
+    from commitlake.clients.producer import AsyncTransactionalProducer as AsyncTransactionalProducer
     from commitlake.clients.producer import AsyncTransactionMQProducer as AsyncTransactionMQProducer
     from commitlake.clients.producer import DatabaseListener as DatabaseListener
     from commitlake.clients.producer import DefaultMQProducer as DefaultMQProducer
+    from commitlake.clients.producer import EndTransactionContext as EndTransactionContext
     from commitlake.clients.producer import LocalTransactionState as LocalTransactionState
     from commitlake.clients.producer import Message as Message
     from commitlake.clients.producer import MessageExt as MessageExt
+    from commitlake.clients.producer import Producer as Producer
     from commitlake.clients.producer import SendResult as SendResult
     from commitlake.clients.producer import SendStatus as SendStatus
+    from commitlake.clients.producer import Transaction as Transaction
+    from commitlake.clients.producer import TransactionalProducer as TransactionalProducer
     from commitlake.clients.producer import TransactionListener as TransactionListener
     from commitlake.clients.producer import TransactionMQProducer as TransactionMQProducer
     from commitlake.clients.producer import TransactionSendResult as TransactionSendResult
     from commitlake.clients.tracing import trace as trace
     from commitlake.coordinator.coordinator import Coordinator as Coordinator
     from commitlake.coordinator.coordinator import start as start
+    from commitlake.errors import ArgumentError as ArgumentError
     from commitlake.errors import CommitLakeError as CommitLakeError
     from commitlake.errors import ConfigError as ConfigError
     from commitlake.errors import ConsumerError as ConsumerError
@@ -41,18 +53,26 @@ if TYPE_CHECKING:  # the names of `_HOMES`, for type checkers and editors
     from commitlake.errors import DoubledError as DoubledError
     from commitlake.errors import EmbeddedBrokerError as EmbeddedBrokerError
     from commitlake.errors import FailedSend as FailedSend
+    from commitlake.errors import FailedSendError as FailedSendError
     from commitlake.errors import FencedError as FencedError
     from commitlake.errors import IdentityError as IdentityError
     from commitlake.errors import KafkaError as KafkaError
     from commitlake.errors import MQClientException as MQClientException
     from commitlake.errors import NoTableError as NoTableError
+    from commitlake.errors import ProducerError as ProducerError
     from commitlake.errors import RefusedSend as RefusedSend
+    from commitlake.errors import RefusedSendError as RefusedSendError
     from commitlake.errors import SetupError as SetupError
     from commitlake.errors import StreamError as StreamError
     from commitlake.errors import TransactionNotFoundError as TransactionNotFoundError
     from commitlake.errors import UncertainSend as UncertainSend
+    from commitlake.errors import UncertainSendError as UncertainSendError
     from commitlake.errors import WarehouseError as WarehouseError
     from commitlake.reading.questions.delayed import delayed as delayed
+    from commitlake.spark.session import session as session
+    from commitlake.tables.warehouse import read_table as read_table
+    from commitlake.tools.audit import ledger as ledger
+    from commitlake.tools.audit.audit import audit as audit
 
 if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, a spark-submit with the Python of a cluster does not
     _old = (
@@ -66,15 +86,21 @@ _NAMES = {
     "clients.consumer.asynchronous": "AsyncConsumer",
     "clients.consumer.consume": "Consumer consume",
     "clients.consumer.message": "MessageBatch ReceivedMessage",
-    "clients.consumer.spark": "read_topic receipts",
-    "clients.delta.delta_transaction": "delta_transaction",
+    "clients.consumer.spark": "SparkReceipts read_topic receipts",
+    "clients.delta.delta_transaction": "DeltaTransaction delta_transaction",
     "clients.delta.sink": "sink",
-    "clients.producer": "AsyncTransactionMQProducer DatabaseListener DefaultMQProducer TransactionMQProducer "
-    "TransactionListener LocalTransactionState Message MessageExt SendResult SendStatus TransactionSendResult",
+    "clients.producer": "Producer TransactionalProducer AsyncTransactionalProducer COMMIT ROLLBACK UNKNOWN "
+    "DefaultMQProducer TransactionMQProducer AsyncTransactionMQProducer LocalTransactionState DatabaseListener "
+    "TransactionListener EndTransactionContext Transaction AsyncTransaction Message MessageExt SendResult SendStatus "
+    "TransactionSendResult",
     "clients.tracing": "trace",
     "coordinator.coordinator": "Coordinator start",
     "errors": " ".join(errors.__all__),
     "reading.questions.delayed": "delayed",
+    "spark.session": "session",
+    "tables.warehouse": "read_table",
+    "tools.audit.audit": "audit",
+    "tools.audit.ledger": "ledger",
 }
 _HOMES = {name: f"commitlake.{home}" for home, names in _NAMES.items() for name in names.split()}
 
@@ -85,6 +111,9 @@ _EXTRAS = {
     "commitlake.clients.delta": "consumer,spark",
     "commitlake.coordinator": "spark",
     "commitlake.reading": "consumer",
+    "commitlake.spark": "spark",
+    "commitlake.tables": "spark",
+    "commitlake.tools": "spark",
 }
 _BRINGS = {
     "consumer": {"deltalake", "duckdb", "pyarrow", "sqlglot"},
@@ -114,7 +143,8 @@ if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would take each m
             msg = f"module 'commitlake' has no attribute {name!r}"
             raise AttributeError(msg)
         try:
-            found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+            home = importlib.import_module(_HOMES[name])
+            found = globals()[name] = getattr(home, name, home)  # `ledger` is a module
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in _OPTIONAL:
                 raise

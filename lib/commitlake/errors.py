@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 __all__ = [
+    "ArgumentError",
     "CommitLakeError",
     "ConfigError",
     "ConsumerError",
@@ -15,19 +16,23 @@ __all__ = [
     "DoubledError",
     "EmbeddedBrokerError",
     "FailedSend",
+    "FailedSendError",
     "FencedError",
     "IdentityError",
     "KafkaError",
     "MQClientException",
     "NoTableError",
+    "ProducerError",
     "RefusedSend",
+    "RefusedSendError",
     "SetupError",
     "StreamError",
     "TransactionNotFoundError",
     "UncertainSend",
+    "UncertainSendError",
     "WarehouseError",
 ]
-"""Errors that reach a user; the package `commitlake` exports all of them."""
+"""Errors that reach a user, and former names of some; the package `commitlake` exports all of them."""
 OUT_OF_MEMORY = "OutOfMemoryError"
 """Java's name for the error."""
 
@@ -66,6 +71,18 @@ class NoTableError(WarehouseError):
 
 class CatalogAwayError(WarehouseError, ConnectionError):
     """Raised within CommitLake when Unity Catalog does not answer; a consumer tries again, as when a store is away."""
+
+
+class AnswerError(CommitLakeError):
+    """Raised within CommitLake when a service on HTTP does not answer as it must.
+
+    Attributes:
+        status: of HTTP; None when there is no answer, or none that can be read.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class FencedError(CommitLakeError):
@@ -109,7 +126,7 @@ class TransactionNotFoundError(CommitLakeError):
 
 
 class RecordError(CommitLakeError):
-    """Raised within CommitLake when a Kafka record breaks the protocol; a producer turns it into `MQClientException`.
+    """Raised within CommitLake when a Kafka record breaks the protocol; a producer raises another error for it.
 
     Attributes:
         reason: the reason in the table `rejected`, for example `BAD_OP`; None for an error without one.
@@ -132,11 +149,11 @@ class GatewayRefusal(CommitLakeError):
         self.code = code
 
 
-class Undecided(CommitLakeError):
+class UndecidedError(CommitLakeError):
     """Raised within CommitLake by a listener in place of an answer: the check is asked again, and does not count."""
 
 
-class MQClientException(CommitLakeError):
+class ProducerError(CommitLakeError):
     """Raised by a producer whose call had no effect. A send raises a subclass, which says what happened to the record.
 
     Attributes:
@@ -149,15 +166,15 @@ class MQClientException(CommitLakeError):
         self.reason = reason
 
 
-class FailedSend(MQClientException):
+class FailedSendError(ProducerError):
     """Raised by a send that left nothing in Kafka and never will: a second send can't make a duplicate."""
 
 
-class RefusedSend(FailedSend):
+class RefusedSendError(FailedSendError):
     """Raised by a send that would be refused again: the message is illegal or too large, or the right is missing."""
 
 
-class UncertainSend(MQClientException):
+class UncertainSendError(ProducerError):
     """Raised when a record may or may not be in Kafka. The same `Message` object may be sent again: it keeps its id."""
 
 
@@ -166,7 +183,21 @@ class DatabaseError(CommitLakeError):
 
 
 class ConsumerError(CommitLakeError):
-    """Raised when a consumer gets an argument that it can't use, or can't continue."""
+    """Raised when a consumer can't continue, or can't store a receipt."""
+
+
+class ArgumentError(ProducerError, ConsumerError, ConfigError, ValueError):
+    """Raised when a call gets an argument that it can't use; a `ValueError`, as Python's own calls raise."""
+
+
+MQClientException = ProducerError
+"""RocketMQ's name."""
+FailedSend = FailedSendError
+"""The former name, which version 0.4 will not have."""
+RefusedSend = RefusedSendError
+"""The former name, which version 0.4 will not have."""
+UncertainSend = UncertainSendError
+"""The former name, which version 0.4 will not have."""
 
 
 def root_reason(error: Exception) -> str:

@@ -23,7 +23,8 @@ from tests.bench.record_batches import Appended, Field, Layout, Part, Producer, 
 
 TICK_S = 0.1
 QUEUES = 4
-BODY = b"." * 256
+BODY = json.dumps({name: 1_234 for name in "abcdefghi"} | {"text": "." * 127}).encode()
+"""An object of ten fields in 256 bytes, of which nine are numbers."""
 _AT_ONCE, _BATCH = 8_000, 4 << 20
 _NUMBER = Field("number", 12)
 _NAME = (b"T", _NUMBER)

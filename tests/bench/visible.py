@@ -1,15 +1,18 @@
 """From a COMMIT's append in Kafka to the visible row, at a steady rate, beside a plain copy of the topics.
 
     .venv/bin/python -m tests.bench.visible --rate 1000
+    .venv/bin/python -m tests.bench.visible --rate 1000 --typed
 
 Both run at the same time; what is appended from `--after` seconds after READY of both on counts, for `--seconds`. Of
 the copy it is the time from an op's append to the commit that holds it. `--alone` measures one after the other, each
-with a broker of its own and nothing beside it, and a copy with Spark's defaults, too.
+with a broker of its own and nothing beside it, and a copy with Spark's defaults, too. `--typed` measures no copy, but
+the coordinator twice: as it is, and with a schema for the bodies.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +25,9 @@ from tests.bench.observer import Commit, Lateness, Sent, TableLog, durations, ro
 _STILL_LOADED_S = 60
 _BEHIND_S = 900
 _COPIES = {"copy", "untuned"}
+_SCHEMA = "a INT, b INT, c INT, d INT, e INT, f INT, g INT, h INT, i INT, text STRING"
+_TYPED = {"topics__schemas": json.dumps({"orders": {"format": "json", "schema": _SCHEMA}})}
+"""Of the bodies of `load`."""
 
 
 def main() -> None:
@@ -31,8 +37,12 @@ def main() -> None:
     parser.add_argument("--after", type=float, default=60, help="seconds from READY to what counts")
     parser.add_argument("--seconds", type=float, default=60, help="how long it counts")
     parser.add_argument("--alone", action="store_true", help="one after the other")
+    parser.add_argument("--typed", action="store_true", help="the price of a schema")
     given = parser.parse_args()
     figures: dict[str, dict[str, Any]] = {}
+    if given.typed:
+        compare_typed(given)
+        return
     for names in [("copy",), ("untuned",), ("coordinator",)] if given.alone else [("coordinator", "copy")]:
         with rig.Rig(given) as running:
             for name, found in measure(running, given, names).items():
@@ -43,11 +53,23 @@ def main() -> None:
     rig.report("visible", given, figures)
 
 
-def measure(running: rig.Rig, given: argparse.Namespace, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def compare_typed(given: argparse.Namespace) -> None:
+    """Measures and prints the coordinator without and with a schema, one after the other."""
+    figures = {}
+    for name, settings in {"untyped": {}, "typed": _TYPED}.items():
+        with rig.Rig(given) as running:
+            figures[name] = measure(running, given, ("coordinator",), **settings)["coordinator"]
+    ratios = {each: figures["typed"][each] / figures["untyped"][each] for each in ("cores", "p50_s", "p99_s")}
+    rig.report("visible", given, figures | {"ratio": ratios})
+
+
+def measure(
+    running: rig.Rig, given: argparse.Namespace, names: Sequence[str], **settings: Any
+) -> dict[str, dict[str, Any]]:
     """The figures of what runs, the load, and the cores that each takes."""
     children: dict[str, rig.Child] = {}
     if "coordinator" in names:
-        children["coordinator"] = running.coordinator()
+        children["coordinator"] = running.coordinator(**settings)
         children["coordinator"].ready()
     children["load"] = running.load("--rate", given.rate)
     for name in _COPIES.intersection(names):

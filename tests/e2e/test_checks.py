@@ -82,7 +82,7 @@ def test_no_record_of_check_stops_an_instance(kafka: Namespace, caplog: pytest.L
     send(kafka, *(poison(HALF_MESSAGES=halves) for halves in HALVES), *(poison(**each) for each in OTHERS))
     kafka.ask(check("after"))
     count = 2 + len(HALVES) + len(OTHERS)
-    with kafka.producer(Listener(), send_msg_timeout=10_000) as producer:
+    with kafka.producer(Listener(), send_msg_timeout=10) as producer:
         wait_for(lambda: kafka.committed() == count, 60, kafka.committed)
         assert producer.ignored_checks >= len(HALVES)
     assert {"before", "after"} <= {op.transaction_id for op in kafka.answers()}
@@ -128,7 +128,7 @@ class Hung(TransactionListener):
 producer = TransactionMQProducer("group", Hung(), bootstrap_servers=sys.argv[1], topic_prefix=sys.argv[2])
 producer.start()
 assert begun.wait(60)
-producer.shutdown(2_000)
+producer.shutdown(2)
 print("shut down", flush=True)
 """
 

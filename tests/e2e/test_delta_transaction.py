@@ -21,7 +21,7 @@ from tests.support.polling import WAIT_S, patience, wait_for, wait_until_equal
 
 import commitlake
 from commitlake import Message
-from commitlake.errors import ConfigError, WarehouseError
+from commitlake.errors import ArgumentError, ConfigError, WarehouseError
 
 Settings = dict[str, Any]
 
@@ -233,20 +233,20 @@ def test_a_row_that_can_be_no_message_is_named_and_left_out_only_if_so_wanted(
     frame = spark.createDataFrame([(key, body, key) for key, body in rows], "k binary, body string, s binary")
     frame.coalesce(1).write.format("delta").save(source)
     columns: dict[str, Any] = {"keys": "k", "body": "body", "sharding_key": "s"}
-    with pytest.raises(StreamingQueryException, match=r"row \d \(keys .*unfit='skip'"):
+    with pytest.raises(StreamingQueryException, match=r"row \d \(keys .*on_invalid='skip'"):
         run(spark, lake, topic, source, tmp_path / "checkpoint", **columns)
     with pytest.raises(StreamingQueryException, match=r"'length\(body\)' is int, allowed is a string or binary"):
         run(spark, lake, topic, source, tmp_path / "other", body="length(body)", keys="k")
-    run(spark, lake, topic, source, tmp_path / "checkpoint", unfit="skip", **columns)
+    run(spark, lake, topic, source, tmp_path / "checkpoint", on_invalid="skip", **columns)
     wait_until_equal(lambda: shown(lake, topic), Counter({b"one": 1, b"two": 1}))
     assert {row["keys"] for row in lake.topic(topic)} == {"order-1", None}
     assert any("3 rows of micro-batch 0 are left out" in each for each in caplog.messages)
-    with pytest.raises(ConfigError, match="unfit: 'drop' is not allowed; allowed is fail or skip"):
-        run(spark, lake, topic, source, tmp_path / "checkpoint", unfit="drop")
+    with pytest.raises(ArgumentError, match="sink: on_invalid: 'drop' is not allowed; allowed is fail or skip"):
+        run(spark, lake, topic, source, tmp_path / "checkpoint", on_invalid="drop")
 
 
 def test_a_sink_needs_an_address(lake: Lake) -> None:
-    with pytest.raises(ConfigError, match="'embedded' is not allowed; give the address"):
+    with pytest.raises(ConfigError, match="'embedded' is not allowed here; give the address"):
         commitlake.sink({"kafka.bootstrap_servers": "embedded"}, "orders", name="x", group="g")
 
 

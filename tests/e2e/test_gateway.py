@@ -70,9 +70,10 @@ def test_normal_delayed_and_fifo_messages(kafka: Namespace, port: int) -> None:
     assert (recall.msg_id, recall.topic) == (delayed.message_id, "orders")
 
 
-def test_librdkafka_sends_a_transaction_too(kafka: Namespace) -> None:
+def test_kafka_python_sends_a_transaction_too(kafka: Namespace) -> None:
+    """Where the other engine is installed, too, it is not the default."""
     with (
-        gateway(kafka.servers, kafka.prefix, "--engine=confluent") as running,
+        gateway(kafka.servers, kafka.prefix, "--engine=kafka-python") as running,
         client(running.port, "orders", check=lambda _: COMMIT) as producer,
     ):
         transaction(producer, message("orders", b"half")).commit()
@@ -299,3 +300,25 @@ def test_from_a_send_to_a_push_consumer(coordinator: Coordinator, topic: str) ->
     assert (first.message_id, first.tag, first.keys, first.message_group) == (
         normal.message_id, "TagA", {"KEY17"}, "customer-4",
     )  # fmt: skip
+
+
+def test_a_fifo_group_handles_a_message_group_one_after_the_other(kafka: Namespace, tmp_path: Path) -> None:
+    """Though the push consumer has many threads."""
+    write(tmp_path / "w", "orders", [row(n, queue=n % 2, sharding_key=b"%d" % (n % 4)) for n in range(40)])
+    begun, done = list[int](), list[int]()
+
+    def consume(given: Any) -> bool:
+        number = int(given.body)
+        begun.append(number)
+        time.sleep(0.05 if number < 20 else 0.0)
+        done.append(number)
+        return True
+
+    with (
+        gateway(kafka.servers, kafka.prefix, f"--set=warehouse={tmp_path / 'w'}", "--fifo=poi*") as running,
+        push_consumer(running.port, "orders", consume),
+    ):
+        wait_for(lambda: len(done) == 40)
+    for group in range(4):
+        mine = [each for each in done if each % 4 == group]
+        assert mine == [each for each in begun if each % 4 == group] == sorted(mine)

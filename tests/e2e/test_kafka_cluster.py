@@ -17,7 +17,7 @@ from tests.support.order_load import SETTINGS, OrderLoad
 from tests.support.polling import patience, wait_for
 from tests.support.running import Coordinator, coordinator
 
-from commitlake import FailedSend, UncertainSend
+from commitlake import FailedSendError, UncertainSendError
 from commitlake.coordinator import coordinator as coordinators
 from commitlake.errors import IdentityError
 from commitlake.kafka.topics import ensure_topics, publish_settings
@@ -83,13 +83,13 @@ def test_sends_go_on_when_a_leader_is_killed(cluster: KafkaCluster, lake: Lake, 
         cluster.kill(killed)
         wait_for(load.goes_on(20), LONG_S, load.errors)
     cluster.start(killed)
-    assert load.errors() <= {FailedSend, UncertainSend}
+    assert load.errors() <= {FailedSendError, UncertainSendError}
     notices = [codecs.decode_message(each.key, each.value, each.headers).keys for each in lake.kafka("messages")]
     halves = [codecs.decode_half(each.key, each.value, each.headers).keys for each in lake.kafka("half")]
     for found, outcomes in ((notices, load.notices), (halves, load.orders)):
         assert len(found) == len(set(found))
         assert {key for key, outcome in outcomes.items() if outcome is None} <= set(found)
-        assert {key for key, outcome in outcomes.items() if outcome is FailedSend}.isdisjoint(found)
+        assert {key for key, outcome in outcomes.items() if outcome is FailedSendError}.isdisjoint(found)
     assert {key for key, outcome in load.orders.items() if outcome is None} == load.booked()
 
 
@@ -109,7 +109,7 @@ def test_a_leader_that_is_killed_ends_no_coordinator(cluster: KafkaCluster, lake
                 cluster.start(killed)
             over(load, running)
     load.assert_outcome()
-    assert load.errors() <= {FailedSend, UncertainSend}
+    assert load.errors() <= {FailedSendError, UncertainSendError}
 
 
 @pytest.mark.soak
@@ -134,7 +134,7 @@ def test_with_too_few_brokers_all_wait_and_nothing_acknowledged_is_lost(
             wait_for(load.goes_on(), LONG_S, load.errors)
             over(load, running)
     load.assert_outcome()
-    assert load.errors() <= {FailedSend, UncertainSend}
+    assert load.errors() <= {FailedSendError, UncertainSendError}
 
 
 def settings(lake: Lake) -> dict[str, Any]:

@@ -282,7 +282,8 @@ def test_the_command_stop_ends_one_coordinator_with_0_and_a_standby_takes_over(
             standby.until(lambda: "standing by" in standby.said, 120)
             code, said = stop()
             assert code == 0
-            assert re.search(r"asking the coordinator to stop: host .*, pid \d+, epoch 1\nit has ended\n$", said), said
+            told = r"asking the coordinator to stop: host .*, pid \d+, epoch 1\nthe coordinator has ended\n$"
+            assert re.search(told, said), said
             assert active.end() == 0, active.said
             assert "stopping, as `commitlake stop` asks" in active.said
             standby.ready()

@@ -12,7 +12,7 @@ import pytest
 from tests.support.namespace import Listener, Namespace, check, failed, published
 from tests.support.polling import WAIT_S, wait_for
 
-from commitlake.clients.producer import FailedSend, Message, TransactionMQProducer
+from commitlake.clients.producer import FailedSendError, Message, TransactionMQProducer
 from commitlake.clients.producer.link import ENGINES
 from commitlake.kafka.embedded import EmbeddedBroker
 
@@ -37,7 +37,7 @@ def test_100_producers_have_few_threads_and_each_answers_its_checks(kafka: Names
     for producer in producers:
         producer.start()
     for producer in producers:
-        producer.send(Message("orders", b"body"), timeout=WAIT_S * 1_000)
+        producer.send(Message("orders", b"body"), timeout=f"{WAIT_S}s")
     asked = ("group-0", "group-50", "group-99")
     for group in asked:
         kafka.ask(check(group=group))
@@ -53,7 +53,7 @@ def test_a_producer_that_shuts_down_takes_the_connection_from_no_other(kafka: Na
     with first:
         with second, last:
             second.send(Message("orders", b"body"))
-        with pytest.raises(FailedSend, match="not running"):
+        with pytest.raises(FailedSendError, match="not running"):
             second.send(Message("orders", b"body"))
         first.send(Message("orders", b"body"))
         with second:
@@ -64,7 +64,7 @@ def test_a_producer_that_shuts_down_takes_the_connection_from_no_other(kafka: Na
 def test_a_connection_that_hangs_holds_up_the_checks_of_no_other(kafka: Namespace) -> None:
     """In the resolver of names, for example, or in an application's provider of tokens."""
     hung, other = Listener(), Listener()
-    with kafka.producer(hung, "a") as first, kafka.producer(other, "b", start_timeout=11_000):
+    with kafka.producer(hung, "a") as first, kafka.producer(other, "b", start_timeout=11):
         kafka.ask(check(group="a"), check(group="b"))
         wait_for(lambda: hung.checked and other.checked)
         is_over, hangs = threading.Event(), threading.Event()
@@ -97,7 +97,7 @@ def test_producers_that_nobody_holds_end(kafka: Namespace) -> None:
 def test_an_outage_is_a_few_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str) -> None:
     with EmbeddedBroker(tmp_path) as broker:
         kafka = published(broker, engine)
-        with kafka.producer(Listener(), send_msg_timeout=1_000) as producer:
+        with kafka.producer(Listener(), send_msg_timeout=1) as producer:
             wait_for(lambda: not failed(producer.send, Message("orders", b"body")))
             with caplog.at_level(logging.INFO):
                 caplog.clear()

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import commitlake
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
-from commitlake.errors import MQClientException, TransactionNotFoundError
+from commitlake.errors import ProducerError, TransactionNotFoundError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.recall_handle import decode_handle
 from commitlake.reading.questions.tables import opened
@@ -217,7 +217,7 @@ def test_a_message_in_place_of_a_delayed_one_is_shown_once(spark: SparkSession, 
         ) as producer,
     ):
         first = producer.send(Message("reminders", "in an hour", keys="A", delay_seconds=3_600))
-        with pytest.raises(MQClientException, match="what is to be replaced is in reminders; nothing was sent"):
+        with pytest.raises(ProducerError, match="what is to be replaced is in reminders; nothing was sent"):
             producer.reschedule(str(first.recall_handle), Message("others", "", keys="A"))
         producer.reschedule(str(first.recall_handle), Message("reminders", "soon", keys="A", delay_milliseconds=1))
         late = producer.send(Message("reminders", "at once", keys="B", delay_milliseconds=1))

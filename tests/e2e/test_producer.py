@@ -16,13 +16,13 @@ from tests.support.polling import WAIT_S, wait_for
 
 from commitlake.clients.producer import (
     EndTransactionContext,
-    FailedSend,
+    FailedSendError,
     LocalTransactionState,
     Message,
     MessageExt,
-    MQClientException,
-    RefusedSend,
-    UncertainSend,
+    ProducerError,
+    RefusedSendError,
+    UncertainSendError,
 )
 from commitlake.clients.producer.connection import SettingsReader
 from commitlake.clients.producer.link import ENGINES, KafkaLink
@@ -51,7 +51,7 @@ def test_the_command_sends_a_message_or_refuses_it(kafka: Namespace, capsys: pyt
     sent = codecs.decode_message(record.key, record.value, record.headers)
     assert (sent.topic, sent.body, sent.keys, sent.tags) == ("orders", b"one tea", "order-1", "new")
     assert capsys.readouterr().out == f"sent {sent.msg_id}; orders shows it when its delay has ended\n"
-    with pytest.raises(MQClientException, match="delay_seconds"):
+    with pytest.raises(ProducerError, match="delay_seconds"):
         app(["send", "orders", "one tea", "--delay=soon", *where])
 
 
@@ -133,7 +133,7 @@ def test_what_landing_would_reject_is_refused_before_it_is_sent(
     kafka.publish("known", **changes)
     listener = Listener()
     with kafka.producer(listener) as producer:
-        with pytest.raises(RefusedSend) as error:
+        with pytest.raises(RefusedSendError) as error:
             producer.send_message_in_transaction(message)
         assert error.value.reason == reason
     assert listener.executed == []
@@ -148,7 +148,7 @@ def test_new_settings_are_respected_while_the_producer_runs(kafka: Namespace) ->
         def refused() -> bool:
             try:
                 producer.send_message_in_transaction(Message("orders", b""))
-            except MQClientException as error:
+            except ProducerError as error:
                 return error.reason == "TRANSACTIONS_REJECTED"
             return False
 
@@ -161,7 +161,7 @@ def test_a_record_of_settings_that_no_client_can_read_is_passed_over(kafka: Name
     client.send(f"{kafka.prefix}settings", b"{}", b"x", [(NotUtf8("x"), b"")], 0).get(60)
     client.close()
     kafka.publish(max_message_size="1KiB")
-    with kafka.producer(Listener()) as producer, pytest.raises(RefusedSend, match="max_message_size is 1024"):
+    with kafka.producer(Listener()) as producer, pytest.raises(RefusedSendError, match="max_message_size is 1024"):
         producer.send(Message("orders", b"x" * 1_025))
 
 
@@ -173,8 +173,8 @@ def test_a_send_with_a_very_long_time_out_harms_no_other(kafka: Namespace) -> No
 
 def test_a_start_without_published_settings_asks_for_the_coordinator(broker: EmbeddedBroker) -> None:
     namespace = Namespace(broker)
-    with pytest.raises(MQClientException, match="start the coordinator"):
-        namespace.producer(Listener(), start_timeout=2_000).start()
+    with pytest.raises(ProducerError, match="start the coordinator"):
+        namespace.producer(Listener(), start_timeout=2).start()
 
 
 def test_an_option_that_librdkafka_refuses_is_named_and_no_thread_is_left(broker: EmbeddedBroker) -> None:
@@ -202,14 +202,14 @@ def test_an_interrupted_start_leaves_no_thread(broker: EmbeddedBroker, monkeypat
 def test_a_connection_that_can_not_be_replaced_fails_the_send_and_not_the_next(broker: EmbeddedBroker) -> None:
     kafka = published(broker)
     with kafka.producer(engine="confluent") as producer:
-        producer.send(Message("orders", b"a"), timeout=2_000_000)  # more than librdkafka takes for a request
+        producer.send(Message("orders", b"a"), timeout="2000s")  # more than librdkafka takes for a request
         producer._link._joined()._more = {"compression_type": "none such"}
-        with pytest.raises(FailedSend, match=r"compression.*change that one"):
-            producer.send(Message("orders", b"b"), timeout=3_000_000)
+        with pytest.raises(FailedSendError, match=r"compression.*change that one"):
+            producer.send(Message("orders", b"b"), timeout="3000s")
         outcomes: list[BaseException | None] = []
         record = wire.encode_message(wire.MessageRecord(topic="orders", msg_id="c", body=b"c", producer_group="group"))
         producer._link.send_soon("messages", 0, record, 4_000_000, outcomes.append)
-        assert isinstance(outcomes[0], FailedSend)
+        assert isinstance(outcomes[0], FailedSendError)
         producer._link._joined()._more = {}
         producer.send(Message("orders", b"d"))
     assert sorted(record.value for record in kafka.read("messages")) == [b"a", b"d"]
@@ -217,11 +217,11 @@ def test_a_connection_that_can_not_be_replaced_fails_the_send_and_not_the_next(b
 
 def test_a_producer_that_is_not_started_or_has_no_listener_refuses(kafka: Namespace) -> None:
     producer = kafka.producer()
-    with pytest.raises(MQClientException, match="start"):
+    with pytest.raises(ProducerError, match="start"):
         producer.send(Message("orders", b""))
-    with producer, pytest.raises(MQClientException, match="listener"):
+    with producer, pytest.raises(ProducerError, match="listener"):
         producer.send_message_in_transaction(Message("orders", b""))
-    with pytest.raises(MQClientException, match="start"):
+    with pytest.raises(ProducerError, match="start"):
         producer.send(Message("orders", b""))
     with producer:  # and it can be started again
         producer.send(Message("orders", b""))
@@ -343,21 +343,21 @@ def test_an_uncertain_send_is_rolled_back_by_its_check_without_listener(kafka: N
     """A second try of the same message under the same transaction id is not."""
     listener = Listener()
     message = Message("orders", b"", transaction_id="order-17")
-    with kafka.producer(listener, send_msg_timeout=1) as producer:
+    with kafka.producer(listener, send_msg_timeout="1ms") as producer:
         attempts, is_lost = 0, False
         while not is_lost:  # 1 ms is rarely enough for an acknowledgement
             attempts += 1
             try:
                 producer.send_message_in_transaction(message)
                 listener.executed.clear()
-            except FailedSend:
+            except FailedSendError:
                 attempts -= 1
-            except UncertainSend as error:
+            except UncertainSendError as error:
                 is_lost = True
                 assert "may or may not be there" in str(error)
                 assert "send the same Message object again" in str(error)
         assert listener.executed == []
-        producer.send_msg_timeout = 10_000
+        producer.send_msg_timeout = 10
         producer.send_message_in_transaction(message)
         wait_for(lambda: len(kafka.read("half")) == attempts + 1)
         halves = [codecs.decode_half(record.key, record.value, record.headers) for record in kafka.read("half")]
@@ -421,7 +421,7 @@ def test_a_transaction_rolls_back_on_an_exception_and_ends_once(kafka: Namespace
             raise ZeroDivisionError
         transaction.rollback()
         for late in (transaction.commit, lambda: transaction.send(Message("orders", b"2"))):
-            with pytest.raises(MQClientException, match="ended"):
+            with pytest.raises(ProducerError, match="ended"):
                 late()
         with producer.begin_transaction() as early:
             early.send(Message("orders", b"3"))
@@ -435,7 +435,7 @@ def test_a_transaction_rolls_back_on_an_exception_and_ends_once(kafka: Namespace
 def test_a_refused_message_leaves_its_transaction_open(kafka: Namespace) -> None:
     with kafka.producer() as producer, producer.begin_transaction() as transaction:
         transaction.send(Message("orders", b"1"))
-        with pytest.raises(MQClientException):
+        with pytest.raises(ProducerError):
             transaction.send(Message("no good", b""))
     assert [op.decision for op in kafka.ops()] == ["COMMIT"]
 
@@ -444,15 +444,15 @@ def test_a_transaction_with_an_uncertain_message_can_only_roll_back(kafka: Names
     with kafka.producer() as producer:
         transaction = producer.begin_transaction()
         transaction.send(Message("orders", b"1"))
-        producer.send_msg_timeout = 1
-        with pytest.raises(UncertainSend, match="may or may not"):
+        producer.send_msg_timeout = "1ms"
+        with pytest.raises(UncertainSendError, match="may or may not"):
             while True:
-                with suppress(FailedSend):
+                with suppress(FailedSendError):
                     transaction.send(Message("orders", b"2"))
-        producer.send_msg_timeout = 60_000
-        with pytest.raises(MQClientException, match="only roll back"):
+        producer.send_msg_timeout = 60
+        with pytest.raises(ProducerError, match="only roll back"):
             transaction.send(Message("orders", b"3"))
-        with pytest.raises(MQClientException, match="rolled back"):
+        with pytest.raises(ProducerError, match="rolled back"):
             transaction.commit()
         transaction.rollback()
     assert [op.decision for op in kafka.ops()] == ["ROLLBACK"]
@@ -466,7 +466,7 @@ def test_only_a_delayed_message_has_a_recall_handle(kafka: Namespace) -> None:
         message.set_delay_time_level(3)
         sent = producer.send(message)
         assert producer.recall(sent.recall_handle) == sent.msg_id
-        with pytest.raises(MQClientException, match="handle"):
+        with pytest.raises(ProducerError, match="handle"):
             producer.recall("nonsense")
     (op,) = kafka.read("op")
     assert op.partition == sent.queue_id
@@ -480,7 +480,7 @@ def test_wait_returns_at_shutdown(kafka: Namespace) -> None:
     producer.start()
     threading.Timer(0.5, producer.shutdown).start()
     producer.wait()
-    with pytest.raises(MQClientException):
+    with pytest.raises(ProducerError):
         producer.send(Message("orders", b""))
 
 
@@ -503,7 +503,7 @@ def test_a_signal_handler_may_shut_down_while_the_producer_starts_or_shuts_down(
         try:
             with producer:
                 pass
-        except MQClientException as error:
+        except ProducerError as error:
             raised.append(error)
 
     monkeypatch.setattr(KafkaLink, step, interrupted)
@@ -522,10 +522,10 @@ def test_a_broker_that_stops_costs_no_more_than_the_sends_meanwhile(tmp_path: Pa
     with EmbeddedBroker(tmp_path) as broker:
         kafka = published(broker)
         listener = Listener()
-        with kafka.producer(listener, send_msg_timeout=1_000) as producer:
+        with kafka.producer(listener, send_msg_timeout=1) as producer:
             wait_for(lambda: not failed(producer.send_message_in_transaction, Message("orders", b"before")))
             broker.stop()
-            with pytest.raises((FailedSend, UncertainSend)):
+            with pytest.raises((FailedSendError, UncertainSendError)):
                 producer.send_message_in_transaction(Message("orders", b"meanwhile"))
             broker.start()
             wait_for(lambda: not failed(producer.send_message_in_transaction, Message("orders", b"after")))

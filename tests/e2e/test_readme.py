@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,23 @@ class Readme:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def consumer(self, then: Callable[[], object]) -> str:
+        """Run the snippet of the consumer; once it waits call `then`, and when it has shown an order press Ctrl-C."""
+        snippet = next(text for text in SNIPPETS if "commitlake.consume" in text)
+        running = subprocess.Popen(
+            [sys.executable, "-uc", snippet], cwd=self.place, env=self.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert running.stdout is not None
+        seen = running.stdout.readline()
+        then()
+        while "one espresso" not in seen and (line := running.stdout.readline()):
+            seen += line
+        running.send_signal(signal.SIGINT)
+        seen += running.communicate(timeout=60)[0]
+        assert running.returncode == 0, seen
+        return seen
+
     def command(self, name: str) -> str:
         """Run the command that has a word."""
         (command,) = [command for command in COMMANDS if name in command]
@@ -103,15 +120,15 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
 @pytest.mark.short(core_seconds=120)  # ten commands and snippets, a process each
 @pytest.mark.timeout(900)
 def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None:
-    readme.python("begin_transaction")
+    seen = readme.consumer(then=lambda: readme.python("begin_transaction"))
+    assert "there is no table at" in seen
+    assert "order-1 one espresso" in seen
+    assert "Traceback" not in seen
     assert "COMMIT_MESSAGE" in readme.python("class Orders")
     assert "ROLLBACK_MESSAGE" in readme.python("class Orders")  # an order that is there
-    readme.python("DefaultMQProducer")
+    readme.python('Producer("shop"')
     wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 1, 3])
 
-    seen = readme.python("commitlake.consume")
-    assert "order-1" in seen
-    assert "one espresso" in seen
     assert "two espressos" in readme.python("readStream")
 
     wait_until_equal(lambda: count(readme.place / "warehouse", "deliveries"), 1)  # of the message that was recalled

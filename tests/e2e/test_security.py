@@ -23,7 +23,7 @@ from tests.support.secured import OUTSIDER, PASSWORDS, Secured, jaas, make_serve
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake import config as configuration
 from commitlake.config import KafkaConfig
-from commitlake.errors import CommitLakeError, KafkaError, MQClientException
+from commitlake.errors import CommitLakeError, KafkaError, ProducerError
 from commitlake.protocol.encoding import Position
 from commitlake.tools.audit import admin
 
@@ -158,7 +158,7 @@ def test_a_producer_can_not_write_to_admin(secured: Secured) -> None:
 def test_a_send_without_the_right_to_write_fails(secured: Secured) -> None:
     with (
         DefaultMQProducer(GROUP, **producing(secured, "reader")) as producer,
-        pytest.raises(MQClientException, match=r"nothing was sent.*the user reader.*Kafka ACLs"),
+        pytest.raises(ProducerError, match=r"nothing was sent.*the user reader.*Kafka ACLs"),
     ):
         producer.send(Message("orders", "never"))
 
@@ -264,7 +264,7 @@ def test_a_wrong_password_ends_the_command_with_one_line(
     with coordinator_process(tmp_path, **_as_settings(secured, options)) as running:
         assert running.end(120) == 1
         assert "refuses this client" in running.said
-        assert len(running.said.splitlines()) == 1
+        assert len([line for line in running.said.splitlines() if "commitlake.progress" not in line]) == 1
         assert "wr0ng-secret" not in running.said
 
 
@@ -378,7 +378,7 @@ NEW = "an0ther-secret"
 
 def shown(running: Process, producer: DefaultMQProducer, body: str) -> None:
     """Sends a message, and waits until it is visible."""
-    producer.send(Message("news", body), timeout=120_000)
+    producer.send(Message("news", body), timeout="2m")
     running.until(lambda: body in bodies(running.warehouse, "news"), 300)
 
 

@@ -153,14 +153,17 @@ class Model:
 
     def deadline(self, h: Half) -> None:
         expires = h.since + self.rules.retention_ms + 1  # older than retention
-        exhausted = h.due <= self.landed and h.repeat is None and h.checks >= self.rules.check_max and h.due < expires
+        waits = h.repeat is not None and not self.rules.counts_unanswered
+        exhausted = h.due <= self.landed and not waits and h.checks >= self.rules.check_max and h.due < expires
         is_spoiled = self.is_spoiled(h)
         if exhausted or expires <= self.landed or is_spoiled:
             reason = Reason.REFUSED_PART if is_spoiled else Reason.CHECK_MAX if exhausted else Reason.EXPIRED
             self.end(self.whole(h), End(State.DISCARDED, reason, None, h.checks, h.round, -1))
         elif h.due <= self.landed:
-            h.checks, h.repeat = (h.checks + 1, 0) if h.repeat is None else (h.checks, h.repeat + 1)
-            h.asked, h.due = self.now, self.now + min(self.rules.check_repeat_ms * 2**h.repeat, HOUR_MS)
+            h.checks, h.repeat = (h.checks, h.repeat + 1) if waits else (h.checks + 1, 0)
+            repeats = min(self.rules.check_repeat_ms * 2**h.repeat, HOUR_MS)
+            h.asked = self.now
+            h.due = self.now + (self.rules.check_interval_ms if self.rules.counts_unanswered else repeats)
             landed = frozenset(m.m.at for m in self.whole(h) if not m.end)
             self.checks.append((self.now, h.m.at, h.round, h.checks, h.repeat, landed))
 
@@ -169,7 +172,7 @@ class Model:
         h = self.halves.get(part.m.first)
         first = h if h and h.seen and not h.m.first else None
         if first and part in self.whole(first):
-            is_known = first.end and self.landed >= part.m.stored
+            is_known = first.end and self.landed >= part.m.stored and first not in self.resumed.values()
             self.end([part] if is_known else [], first.end, first.end and first.by)
         elif first or (self.over(part.m) and (h is None or h.seen)):
             self.end([part], End(State.DISCARDED, Reason.ORPHAN, None, 0, 0, -1))

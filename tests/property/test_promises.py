@@ -32,8 +32,8 @@ class Kafka:
             (source, queue): [] for source in LANDED for queue in range(QUEUES[source])
         }
         rules = {"timeout_ms": TIMEOUT, "check_interval_ms": 30, "check_repeat_ms": 300, "check_max": 2}
-        park_ms = chosen.choice([1, 5, 40])
-        self.product = Segments(Rules(**rules, retention_ms=5_000, op_park_ms=park_ms))
+        park_ms, counts = chosen.choice([1, 5, 40]), chosen.choice([False, False, True])
+        self.product = Segments(Rules(**rules, retention_ms=5_000, op_park_ms=park_ms, counts_unanswered=counts))
         self.position = LandingPosition(1, dict.fromkeys(self.logs, 0))
         self.start()
 

@@ -36,6 +36,7 @@ rules = st.builds(
     check_max=st.integers(0, 3),
     retention_ms=st.sampled_from([15, 60, 1_000]),
     op_park_ms=st.sampled_from([1, 10, 40]),
+    counts_unanswered=st.booleans(),
 )
 mostly_right = st.sampled_from([1, 1, 1, 1, 1, 2])
 delay = st.sampled_from([-1, -1, 0, 15])
@@ -202,6 +203,7 @@ def arrivals(draw: st.DrawFn) -> np.ndarray:
         check_max=st.integers(0, 2),
         retention_ms=st.integers(1, 150),
         op_park_ms=st.integers(1, 40),
+        counts_unanswered=st.booleans(),
     ),
 )
 def test_a_segment_acts_at_wake_at_and_not_before_until_it_is_empty(rows: np.ndarray, rules: Rules) -> None:

@@ -499,6 +499,17 @@ def test_next_deadlines_follow_changed_timings_and_checks_count_on(spark: SparkS
     assert (checks_of(lake, at), end_of(lake, at)) == ([1, 1, 2], ("DISCARDED", "CHECK_MAX"))
 
 
+@pytest.mark.soak
+def test_an_unanswered_check_that_counts_does_so_across_starts(spark: SparkSession, lake: Lake) -> None:
+    at = lake.half("t")
+    counts = {"transaction_unanswered": "count", "transaction_timeout": "0s", "transaction_check_interval": "1ms"}
+    for number in (1, 2):
+        lake.run(spark, transaction_check_max=2, **counts)
+        assert (checks_of(lake, at), end_of(lake, at)) == ([*range(1, number + 1)], None)
+    lake.run(spark, transaction_check_max=2, **counts)
+    assert (checks_of(lake, at), end_of(lake, at)) == ([1, 2], ("DISCARDED", "CHECK_MAX"))
+
+
 class Sending:
     """A producer that keeps sending transactions from a thread of its own; every fifth stays open until its check."""
 

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 
 import commitlake
+from commitlake import config
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
@@ -187,3 +188,10 @@ def test_a_group_that_reads_later_gets_an_empty_message(spark: SparkSession, lak
         found = {message.message_id: message.body for message in messages}
     assert found["m-ann"] == b""
     assert found["m-bob"] != b""
+
+
+def test_where_the_bytes_still_are_is_told_with_the_log_of_a_topic_with_columns() -> None:
+    conf = config.from_mapping({"topics.schemas": {"people": {"format": "json", "schema": "mail STRING"}}})
+    told = erasing.remains(conf, ANN)
+    assert "7d for the topic's table, 1h for the others, and a quarter longer. The log of the topic's table has" in told
+    assert "The log" not in erasing.remains(config.from_mapping({}), ANN)

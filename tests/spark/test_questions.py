@@ -138,7 +138,7 @@ def test_a_message_id_or_a_key_leads_to_its_transaction(story: Story) -> None:
     assert row["transaction_id"] in [each["transaction_id"] for each in found]
     none = CliRunner().invoke(app, ["tx", "list", "--keys", "nobody's", f"--set=warehouse={story.lake.warehouse}"])
     assert (none.exit_code, "`commitlake find KEY` looks among all" in none.stderr) == (3, True)
-    assert re.search(r"^\(3 of more rows; --limit shows them\)$", CliRunner().invoke(
+    assert re.search(r"^\(3 rows, and there are more; --limit shows them\)$", CliRunner().invoke(
         app, ["tx", "list", "--limit=3", f"--set=warehouse={story.lake.warehouse}"]).output, re.MULTILINE)  # fmt: skip
 
 

@@ -182,7 +182,7 @@ def test_a_misspelt_topic_is_an_error_of_the_package_that_names_those_that_are_t
 def test_a_stream_leaves_receipts_beside_those_of_consumers_without_spark(
     spark: SparkSession, conf: dict[str, object], tmp_path: Path
 ) -> None:
-    receipts = commitlake.receipts(spark, conf, "spark", "orders")
+    receipts = commitlake.receipts(conf, "orders", group="spark")
 
     def book(messages: DataFrame, _: int) -> None:
         receipts.done(messages.where("tags IS NOT NULL"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.avro import FIELDS, GOOD, VALUE, body, long, record, text
+from tests.support.avro import DECIMAL, FIELDS, GOOD, VALUE, body, long, record, text
 from tests.support.typed_rows import appended, prepared, values
 
 from commitlake import config
@@ -36,6 +36,8 @@ class Registry(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.proofs: set[str | None] = set()
         self.fails: int | None = None
+        self.refuses: dict[int, int] = {}
+        self.leads_to = ""
 
     @property
     def url(self) -> str:
@@ -44,8 +46,14 @@ class Registry(ThreadingHTTPServer):
     def answer(self, path: str) -> Any:
         kind, *words = path.strip("/").split("/")
         if kind == "schemas":
+            if int(words[-1]) in self.refuses:
+                raise Refused(self.refuses[int(words[-1])])
             return {"schema": self.schemas[int(words[-1])]}
         return {"subject": words[0], "version": 3, "id": 1, "schema": self.subjects[words[0]]}
+
+
+class Refused(Exception):
+    """With a status."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -58,8 +66,12 @@ class _Handler(BaseHTTPRequestHandler):
             status, found = (self.server.fails, {}) if self.server.fails else (200, self.server.answer(self.path))
         except KeyError:
             status, found = 404, {"error_code": 40403, "message": "not found"}
+        except Refused as refused:
+            status, found = refused.args[0], {}
         content = json.dumps(found).encode()
-        self.send_response(status)
+        self.send_response(302 if self.server.leads_to else status)
+        if self.server.leads_to:
+            self.send_header("Location", self.server.leads_to + self.path)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -132,7 +144,7 @@ def test_a_known_schema_is_asked_for_once_and_an_unknown_one_after_a_pause(
     for _ in range(2):
         appended(orders, [framed(1, body()), framed(9, body())])
     assert sorted(registry.asked[1:]) == ["/schemas/ids/1", "/schemas/ids/9"]
-    assert "bodies with the schema 9 have no value for now, UNKNOWN_SCHEMA: HTTP Error 404" in caplog.text
+    assert "bodies with the schema 9 have no value for now, UNKNOWN_SCHEMA: the registry answers 404: " in caplog.text
     registry.schemas[9] = registry.schemas[1]
     schema_registry.registry(registry.url)._quiet_until_s.clear()  # as after half a minute
     appended(orders, [framed(9, body())])
@@ -148,7 +160,7 @@ def test_a_registry_that_is_away_holds_up_nothing_and_takes_nothing_from_what_is
     found = values(place)
     assert (found.count((VALUE, None)), found.count((None, "UNKNOWN_SCHEMA"))) == (5, 4)
     assert len(registry.asked) == 3, "one question found that it is away"
-    assert "HTTP Error 503" in caplog.text
+    assert "the registry answers 503: " in caplog.text
 
 
 def test_bodies_with_any_ids_ask_only_for_the_most_frequent(
@@ -169,8 +181,8 @@ def test_the_address_with_its_password_stands_elsewhere_and_is_never_shown(
     assert values(appended(tables, [framed(1, body())])) == [(VALUE, None)]
     assert registry.proofs == {f"Basic {base64.b64encode(b'ann:s@cret').decode()}"}
     registry.fails = 401
-    with pytest.raises(ConfigError, match="'clicks' can't be had: HTTP Error 401") as told:
-        subject(tables, registry, registry="env:REGISTRY", schema="subject:clicks")
+    with pytest.raises(ConfigError, match="'clicks' can't be had: the registry answers 401") as told:
+        subject(Warehouse(spark, f"{tmp_path}/new"), registry, registry="env:REGISTRY", schema="subject:clicks")
     assert "cret" not in str(told.value)
 
 
@@ -178,7 +190,7 @@ def test_the_address_with_its_password_stands_elsewhere_and_is_never_shown(
     ("url", "told"),
     [
         ("http://127.0.0.1:1", "can't be had: .*Connection refused"),
-        ("file:/dev/null", "its scheme is ''; allowed is a URL of http or https"),
+        ("file:/dev/null", "what it names is no URL; allowed is http or https://HOST"),
         ("env:NOT_SET", "the environment variable NOT_SET is not set"),
     ],
 )
@@ -194,3 +206,103 @@ def test_the_topics_schema_may_be_given_beside_a_registry(orders: Warehouse, reg
     tables = subject(Warehouse(orders.spark, f"{orders.root}/other"), registry, schema=SMALL)
     found = values(appended(tables, [framed(7, text("x") + long(3)), framed(1, body())]))
     assert found == [({"id": 3, "note": "x"}, None), (None, "UNFIT")]
+
+
+def begun_again(tables: Warehouse, server: Registry) -> Warehouse:
+    """The tables at the next start, in another process, which remembers nothing of the registry."""
+    schema_registry.registry.cache_clear()
+    return subject(Warehouse(tables.spark, tables.root), server)
+
+
+def test_a_start_goes_on_with_the_last_schema_while_the_registry_is_away(
+    orders: Warehouse, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its table came after the first start."""
+    appended(orders, [framed(1, body())])
+    registry.fails = 503
+    tables = begun_again(orders, registry)
+    assert "orders keeps the schema of its subject that it had before: topics.schemas.registry: " in caplog.text
+    appended(tables, [framed(1, body())])
+    registry.fails = None
+    found = values(appended(begun_again(orders, registry), [framed(1, body())]))
+    assert sorted(found, key=str) == [(None, "UNKNOWN_SCHEMA"), (VALUE, None), (VALUE, None)]
+
+
+RECURSIVE = record(("below", ["null", "shop.Order"]))
+
+
+@pytest.mark.parametrize("newest", [record(("id", "string")), RECURSIVE, "message X {}"])
+def test_a_newest_schema_that_does_not_fit_the_table_stops_no_start(
+    orders: Warehouse, registry: Registry, newest: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another team registers it, weeks before the start."""
+    appended(orders, [framed(1, body())])
+    registry.subjects["orders-value"] = registry.schemas[2] = newest
+    place = appended(begun_again(orders, registry), [framed(1, body()), framed(2, text("x"))])
+    assert "orders keeps the schema of its subject that it had before: " in caplog.text
+    found = [error for value, error in values(place) if value is None]
+    assert found in (["UNFIT"], ["UNKNOWN_SCHEMA"])
+    registry.subjects["orders-value"] = record(*FIELDS, ("more", ["null", "string"]))
+    registry.schemas[3] = registry.subjects["orders-value"]
+    place = appended(begun_again(orders, registry), [framed(3, body() + long(1) + text("yes"))])
+    assert ({**VALUE, "more": "yes"}, None) in values(place)
+
+
+def test_an_id_that_the_registry_refuses_makes_no_other_wait(orders: Warehouse, registry: Registry) -> None:
+    registry.refuses = {(1 << 32) - 1: 400, (1 << 31): 422}
+    found = values(appended(orders, [*[framed(number, body()) for number in registry.refuses] * 2, framed(1, body())]))
+    assert found == [*[(None, "UNKNOWN_SCHEMA")] * 4, (VALUE, None)]
+
+
+def test_known_ids_come_before_any_number_of_others(
+    orders: Warehouse, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    appended(orders, [framed(1, body())])
+    hostile = [framed(number, b"") for number in range(1_000, 1_000 + _MOST_IDS)]
+    assert values(appended(orders, [*hostile * 2, framed(1, body())])).count((VALUE, None)) == 2
+
+
+def test_numbers_of_another_unit_are_not_taken_for_the_topics(
+    orders: Warehouse, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Avro would read 12.50 as 0.1250, and milliseconds as microseconds."""
+    scaled = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 4}
+    micros = {"type": "long", "logicalType": "timestamp-micros"}
+    kinds = dict(FIELDS)
+    registry.schemas |= {
+        5: record(*(kinds | {"amount": scaled}).items()),
+        6: record(*(kinds | {"at": ["null", micros]}).items()),
+        7: record(*(kinds | {"at": "long"}).items()),
+        8: record(*(kinds | {"amount": {**DECIMAL, "precision": 8}}).items()),
+    }
+    bodies = {5: body(), 6: body(at=long(1) + GOOD["at"]), 7: body(), 8: body()}
+    found = values(appended(orders, [framed(number, each) for number, each in bodies.items()]))
+    assert found == [(None, "UNKNOWN_SCHEMA")] * 2 + [(VALUE, None)] * 2
+    assert "has value.amount of decimal 4" in caplog.text and "it is of decimal 2" in caplog.text
+
+
+def test_a_password_does_not_go_where_an_answer_leads(spark: SparkSession, registry: Registry) -> None:
+    with Registry() as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        registry.leads_to = other.url
+        asks = schema_registry.SchemaRegistry(registry.url.replace("//", "//ann:secret@"))
+        with pytest.raises(ConfigError, match=rf"the registry answers 302: go to {other.url}/subjects/x/"):
+            asks.latest("x")
+        assert (len(registry.asked), other.asked) == (1, [])
+        other.shutdown()
+
+
+@pytest.mark.parametrize("url", ["http://ann:se/cret@h", "http://ann:1#cret@host", "ann:cret@host", "http://", ":"])
+def test_what_is_no_url_is_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGISTRY", url)
+    with pytest.raises(ConfigError, match="what it names is no URL") as told:
+        schema_registry.SchemaRegistry("env:REGISTRY").latest("x")
+    assert "cret" not in str(told.value)
+
+
+@pytest.mark.parametrize("answer", [["schema"], {"id": 1}, {"schema": {"type": "string"}}, "schema"])
+def test_an_answer_without_a_schema_is_told(registry: Registry, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "answer", lambda _: answer)
+    with pytest.raises(ConfigError, match="the registry gives no "):
+        schema_registry.SchemaRegistry(registry.url).latest("x")

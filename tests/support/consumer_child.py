@@ -35,12 +35,15 @@ def main() -> None:
         die_at(*plan["dies"])
     with sqlite3.connect(plan["database"], timeout=60, isolation_level=None) as db:
         db.execute("CREATE TABLE IF NOT EXISTS got (position TEXT, attempt INT, instance TEXT)")
-        db.execute("CREATE TABLE IF NOT EXISTS booked (position TEXT PRIMARY KEY)")
+        db.execute("CREATE TABLE IF NOT EXISTS booked (position TEXT)")
+        books = sqlite3.connect(plan["database"], timeout=60)
         with commitlake.consume({"warehouse": plan["warehouse"]}, "orders", **plan["arguments"]) as messages:
             print("READY", flush=True)
             for message in messages:
                 db.execute("INSERT INTO got VALUES (?, ?, ?)", [message.position, message.attempt, plan["name"]])
-                db.execute("INSERT OR IGNORE INTO booked VALUES (?)", [message.position])
+                with message.once(books, create=True) as is_new:
+                    if is_new:
+                        books.execute("INSERT INTO booked VALUES (?)", [message.position])
                 time.sleep(plan.get("pause_s", 0))
                 if message.attempt <= plan.get("failures", {}).get(message.keys, 0):
                     message.retry("200ms")

@@ -42,9 +42,9 @@ class Kafka:
         return asyncio.run(asyncio.wait_for(served(), 30))
 
     @asynccontextmanager
-    async def stub(self, **entrance: Any) -> AsyncIterator[Any]:
+    async def stub(self, fifo: Sequence[str] = (), **entrance: Any) -> AsyncIterator[Any]:
         async with (
-            listening(self.link, self.coordinator.config, Entrance(listen="127.0.0.1:0", **entrance)) as port,
+            listening(self.link, self.coordinator.config, Entrance(listen="127.0.0.1:0", **entrance), fifo) as port,
             grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
         ):
             yield servicers.MessagingServiceStub(channel)
@@ -63,6 +63,14 @@ def message(topic: str = "orders", body: bytes = b"body", kind: int = d.NORMAL, 
 
 def code(response: Any) -> str:
     return str(d.Code.Name(response.status.code))
+
+
+async def end_of(stream: Any) -> tuple[str, str]:
+    """The code of gRPC with which a stream ends, before it says anything, and the reason."""
+    try:
+        return "OK", str(await stream.read())
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, str(error.details())
 
 
 class ConsumerCalls:
@@ -132,9 +140,9 @@ def attempt(message: Any) -> int:
 
 
 @asynccontextmanager
-async def calls(warehouse: Path, **arguments: Any) -> AsyncIterator[ConsumerCalls]:
+async def calls(warehouse: Path, fifo: Sequence[str] = (), **arguments: Any) -> AsyncIterator[ConsumerCalls]:
     """Calls to a gateway of its own."""
-    async with Kafka(warehouse=str(warehouse)).stub() as stub:
+    async with Kafka(warehouse=str(warehouse)).stub(fifo) as stub:
         yield ConsumerCalls(stub, **arguments)
 
 

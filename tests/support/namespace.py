@@ -13,7 +13,7 @@ from commitlake.clients.producer import (
     LocalTransactionState,
     Message,
     MessageExt,
-    MQClientException,
+    ProducerError,
     TransactionListener,
     TransactionMQProducer,
 )
@@ -118,11 +118,11 @@ def published(broker: EmbeddedBroker, engine: str = "kafka-python") -> Namespace
     return namespace
 
 
-def failed(send: Callable[[Message], object], message: Message) -> MQClientException | None:
+def failed(send: Callable[[Message], object], message: Message) -> ProducerError | None:
     """The error of a send, if there was one."""
     try:
         send(message)
-    except MQClientException as error:
+    except ProducerError as error:
         return error
     return None
 

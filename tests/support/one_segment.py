@@ -31,8 +31,8 @@ Readable = tuple[str | int, ...]
 
 
 class OneSegment:
-    def __init__(self, **rules: int) -> None:
-        self.rules = Rules(**(RULES | rules))
+    def __init__(self, *, counts_unanswered: bool = False, **rules: int) -> None:
+        self.rules = Rules(**(RULES | rules), counts_unanswered=counts_unanswered)
         self.state = empty()
         self.next_due: int | None = None
 

@@ -13,7 +13,7 @@ from typing import Any
 from tests.support.lake import Lake, newest
 from tests.support.producer_child import QUICK, Orders
 
-from commitlake import DefaultMQProducer, FailedSend, Message, TransactionMQProducer, UncertainSend
+from commitlake import DefaultMQProducer, FailedSendError, Message, TransactionMQProducer, UncertainSendError
 from commitlake.kafka.topics import end_offsets
 
 TOPIC = "orders"
@@ -72,7 +72,7 @@ class OrderLoad:
             try:
                 send(Message(TOPIC, key, keys=key))
                 outcomes[key] = None
-            except (FailedSend, UncertainSend) as error:  # the next one is another order
+            except (FailedSendError, UncertainSendError) as error:  # the next one is another order
                 outcomes[key] = type(error)
 
     def acknowledged(self) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class OrderLoad:
         assert [key for key, times in shown.items() if times > 1] == []
         assert {key for key in shown if key.startswith("order-")} == booked
         assert _acknowledged(self.orders) == booked
-        unsent = {key for key, outcome in self.notices.items() if outcome and issubclass(outcome, FailedSend)}
+        unsent = {key for key, outcome in self.notices.items() if outcome and issubclass(outcome, FailedSendError)}
         assert (_acknowledged(self.notices) - set(shown), unsent & set(shown)) == (set(), set())
 
 

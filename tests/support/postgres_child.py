@@ -71,7 +71,7 @@ def main() -> None:
     """Goes on after the server has crashed."""
     given = json.loads(sys.argv[1])
     with TransactionMQProducer(
-        GROUP, bootstrap_servers=given["servers"], topic_prefix=given["prefix"], send_msg_timeout=10_000
+        GROUP, bootstrap_servers=given["servers"], topic_prefix=given["prefix"], send_msg_timeout=10
     ) as producer:
         orders = Orders(producer, given["url"])
         if given["dies"]:

@@ -56,6 +56,15 @@ def rename(place: Path, column: str, to: str) -> None:
     _commit(place, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": meta})
 
 
+def add_field(place: Path, column: str, name: str) -> None:
+    """Give a struct a text as its last field, as SQL does."""
+    meta = _newest(place, "metaData")
+    schema = json.loads(meta["schemaString"])
+    (struct_type,) = (field["type"] for field in schema["fields"] if field["name"] == column)
+    struct_type["fields"].append({"name": name, "type": "string", "nullable": True, "metadata": {}})
+    _commit(place, {"metaData": {**meta, "schemaString": json.dumps(schema)}})
+
+
 def _bitmap(numbers: Sequence[int]) -> bytes:
     """Numbers below 65 536 as Delta's array of one Roaring bitmap, of one array container."""
     values = sorted(numbers)

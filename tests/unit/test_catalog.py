@@ -159,7 +159,7 @@ def test_credentials_are_renewed_before_they_expire(
     now += 100
     assert (key(), len(unity.asked)) == ("second", asked), "it is not asked each time"
     now += 1_200
-    with pytest.raises(CatalogAwayError, match=r"catalog.url: .* answers 503 about main.lake.topic_orders: .*not now"):
+    with pytest.raises(CatalogAwayError, match=r"asked about main.lake.topic_orders, http:.* answers 503: .*not now"):
         key()
     unity.failure = None
     vend("third", 4_000)
@@ -207,13 +207,14 @@ def test_a_table_that_was_made_again_elsewhere_is_not_read_on(
 
 
 def test_a_table_that_the_catalog_lacks_is_named(unity: Unity, conf: Config, tmp_path: Path) -> None:
-    with pytest.raises(NoTableError, match=rf"no table main.lake.topic_ordrs in the catalog at {unity.url}; check"):
+    with pytest.raises(NoTableError, match=rf"topic_ordrs in the catalog: {unity.url} answers 404: .*; check"):
         next(commitlake.consume(conf, "ordrs", group="g", follow=False))
     settings = [f"--set={name}={value}" for name, value in unity.conf(receipts=str(tmp_path)).items()]
     told = CliRunner().invoke(app, ["tx", "list", *settings])
     assert "no coordinator of this version has run on the warehouse schema:main.lake: it has no table" in str(
         told.exception
     )
+    assert "check `warehouse` and catalog.url" in str(told.exception)
     told = CliRunner().invoke(app, ["doctor", *settings])
     assert "there is no table at schema:main.lake, " in told.output
 
@@ -226,7 +227,7 @@ def test_a_wrong_token_is_told_and_never_shown(
     if given:
         monkeypatch.setenv("THE_TOKEN", given)
         conf = from_mapping(unity.conf(receipts=conf.receipts, **{"catalog.token": "env:THE_TOKEN"}))
-    with pytest.raises(WarehouseError, match=r"catalog.token: .* answers 401 about .*EXTERNAL USE SCHEMA") as caught:
+    with pytest.raises(WarehouseError, match=r"answers 401: .*catalog.token, .*EXTERNAL USE SCHEMA") as caught:
         location(conf, "half")
     assert "dapi-hush" not in f"{caught.value} {conf!r} {conf.describe()}"
 
@@ -249,27 +250,68 @@ def test_what_is_no_token_is_not_shown(unity: Unity, conf: Config, monkeypatch: 
     assert "hush" not in str(caught.value)
 
 
-def test_a_token_is_not_sent_on_to_where_an_answer_leads(
+def test_an_answer_that_leads_elsewhere_is_told_and_the_token_stays_here(
     unity: Unity, conf: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THE_TOKEN", "secret")
     with serving(Unity(tables=unity.tables)) as other:
         unity.redirects_to = other.url
         conf = from_mapping(unity.conf(**{"catalog.token": "env:THE_TOKEN"}))
-        assert location(conf, "topics/orders").uri == unity.tables["main.lake.topic_orders"]
-        assert (unity.tokens, other.tokens) == (["Bearer secret"], [None])
+        with pytest.raises(WarehouseError, match=rf"answers 302: go to {other.url}/tables/.*; check the URL"):
+            location(conf, "topics/orders")
+        assert (unity.tokens, other.tokens) == (["Bearer secret"], [])
+
+
+def test_a_token_that_the_catalog_repeats_is_not_shown(
+    unity: Unity, conf: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_TOKEN", "dapi-hush")
+    monkeypatch.setattr(unity, "answer", lambda *_: (403, {"message": "bad\ntoken dapi-hush"}))
+    conf = from_mapping(unity.conf(**{"catalog.token": "env:THE_TOKEN"}))
+    with pytest.raises(WarehouseError, match=r"answers 403: .*bad.*token \*\*\*") as caught:
+        location(conf, "half")
+    assert "hush" not in str(caught.value)
+
+
+def test_a_token_that_is_replaced_late_ends_nobody_who_has_valid_credentials(
+    unity: Unity, conf: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, file, unity.token = NOW, tmp_path / "token", "one"
+    monkeypatch.setattr(catalog, "now_ms", lambda: now)
+    file.write_text("one")
+    unity.told = {"aws_temp_credentials": AWS, "expiration_time": now + 4_000}
+    place = location(from_mapping(unity.conf(**{"catalog.token": f"file:{file}"})), "topics/orders")
+    assert storage_options(place.options, {}) == AS_OPTIONS
+    unity.token, now = "two", now + 3_000
+    assert storage_options(place.options, {}) == AS_OPTIONS
+    assert "credentials of main.lake.topic_orders are not renewed, and still valid: " in caplog.text
+    file.unlink()
+    now += 500
+    assert storage_options(place.options, {}) == AS_OPTIONS
+    now += 500
+    with pytest.raises(ConfigError, match=r"catalog.token: cannot read .*token"):
+        storage_options(place.options, {})
+    file.write_text("two")
+    unity.told["expiration_time"] = now + 4_000
+    assert storage_options(place.options, {}) == AS_OPTIONS
+
+
+def test_a_view_is_refused(unity: Unity, conf: Config) -> None:
+    unity.tables["main.lake.half"] = ""
+    with pytest.raises(WarehouseError, match=r"names no place of main.lake.half; give a table, and not a view"):
+        location(conf, "half")
 
 
 def test_a_catalog_that_is_away_is_told(tmp_path: Path) -> None:
     with serving(Unity()) as gone:
         conf = from_mapping(gone.conf(receipts=str(tmp_path)))
-    with pytest.raises(WarehouseError, match=r"catalog.url: http://.* does not answer about main.lake.topic_orders"):
+    with pytest.raises(WarehouseError, match=r"about main.lake.topic_orders, http://.* does not answer: .*refused"):
         read(conf)
 
 
 def test_an_answer_that_is_no_json_is_told(unity: Unity, conf: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unity, "answer", lambda *_: (200, ["no", "object"]))
-    with pytest.raises(CatalogAwayError, match=r"does not answer about main.lake.half: .*; check the URL"):
+    with pytest.raises(CatalogAwayError, match=r"about main.lake.half, .* gives no object of JSON: .*; check the URL"):
         location(conf, "half")
 
 
@@ -325,5 +367,5 @@ def test_a_bad_catalog_is_refused_and_no_token_shown(given: dict[str, object], t
 
 def test_what_the_catalog_says_of_an_unknown_error_is_told(unity: Unity, conf: Config) -> None:
     unity.failure = 400
-    with pytest.raises(CommitLakeError, match=r"answers 400 about main.lake.half: .*not now"):
+    with pytest.raises(CommitLakeError, match=r"asked about main.lake.half, .* answers 400: .*not now"):
         location(conf, "half")

@@ -26,7 +26,7 @@ from commitlake.clients.producer.plain import milliseconds
 from commitlake.config import Config, from_mapping, of
 from commitlake.config.keys import KEYS
 from commitlake.coordinator.resolving.rules import rule_of
-from commitlake.errors import CommitLakeError, ConfigError, MQClientException
+from commitlake.errors import ArgumentError, CommitLakeError, ConfigError
 from commitlake.protocol.durations import duration_ms, duration_text, seconds
 from commitlake.protocol.kafka_topics import check_topic
 from commitlake.tools.cli.tx import length
@@ -43,7 +43,9 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert found.kafka.is_embedded
     assert (found.kafka.topic_prefix, found.kafka.queues, found.kafka.options) == ("commitlake.", 4, {})
     assert found.trigger_interval_ms == 1_000
-    assert found.transaction == config.TransactionConfig(6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False)
+    assert found.transaction == config.TransactionConfig(
+        6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False, "wait"
+    )
     assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {}, {}, {})
     assert (found.delay.levels_ms[:4], found.delay.levels_ms[-1]) == ((1_000, 5_000, 10_000, 30_000), 7_200_000)
     assert len(found.delay.levels_ms) == 18
@@ -140,6 +142,7 @@ ODD = [("50%25", "%25"), ("a%20b", "%20"), ("a\\b", "\\"), ("a[x]", "["), ("a^b"
         ("transaction.check_interval=0s", "from 1ms"),
         ("transaction.check_max=1.5", "allowed is a whole number from 0 to 30000"),
         ("transaction.reject=perhaps", "allowed is true or false"),
+        ("transaction.unanswered=forget", "'forget' is not allowed; allowed is wait or count"),
         ("kafka.queues=0", "kafka.queues: '0' is not allowed"),
         ("kafka.bootstrap_servers=localhost", "host:port"),
         ("kafka.bootstrap_servers=localhost:99999", "host:port"),
@@ -396,7 +399,7 @@ def test_the_same_duration_however_it_is_given(given: Any) -> None:
     assert conf.topics.dedup["orders"].window_ms == 15_000
     assert rule_of("g", {"table": "delta-log", "every": given}, 6_000).every_ms == 15_000
     assert from_mapping({"checks": {"g": {"table": "delta-log", "every": given}}}).checks["g"]["every"] == given
-    assert deadline_ms("sink", conf, given) == 15_000
+    assert deadline_ms("sink", given) == milliseconds("timeout", given) == 15_000
     assert (consumer_seconds("poll", given), seconds("timeout", given)) == (15, 15)
 
 
@@ -409,12 +412,24 @@ def test_a_text_needs_its_unit_wherever_it_stands() -> None:
     assert length("1h") == 3_600_000
 
 
-@pytest.mark.parametrize("given", [15_000, "15s", timedelta(seconds=15)])
-def test_a_number_of_a_producer_is_one_of_ms_as_in_rocketmq(given: Any) -> None:
-    assert milliseconds("timeout", given) == 15_000
-    options: Any = {"bootstrap_servers": "127.0.0.1:9092"}
-    producer = commitlake.TransactionMQProducer("g", send_msg_timeout=given, start_timeout=given, **options)
-    assert producer.send_msg_timeout == 15_000
+@pytest.mark.parametrize("given", SAME)
+def test_a_number_of_a_producer_means_seconds(given: Any) -> None:
+    producer: Any = commitlake.Producer.from_conf(KAFKA, "g", send_msg_timeout=given, start_timeout=given)
+    assert producer.send_msg_timeout == 15
+    producer.send_msg_timeout = "500ms"
+    assert producer.send_msg_timeout == 0.5
+
+
+@pytest.mark.parametrize("given", [100, 999, 100.0])
+def test_a_number_that_may_mean_ms_or_seconds_is_refused(given: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"timeout: .* meant ms before 0\.3, so write '.*s' or '.*ms'"):
+        milliseconds("timeout", given)
+
+
+@pytest.mark.parametrize("given", [1_000, 30_000.0])
+def test_a_number_that_can_only_mean_ms_means_them_with_a_warning(given: Any) -> None:
+    with pytest.warns(DeprecationWarning, match="a number means seconds now"):
+        assert milliseconds("timeout", given) == given
 
 
 WRONG: list[Any] = ["soon", "15", -1, "-1s", True, None, [], float("nan"), float("inf"), timedelta(-1), "1.5s", b"1s"]
@@ -427,10 +442,10 @@ def test_what_is_no_duration_is_told_with_what_is_allowed(given: Any) -> None:
         consumer_seconds("poll", given)
     with pytest.raises(ConfigError, match=r"timeout: .* is not allowed; give a text such as 500ms"):
         seconds("timeout", given)
-    with pytest.raises(MQClientException, match=r"timeout: .* is not allowed; give ms from 0"):
+    with pytest.raises(ArgumentError, match=r"timeout: .* is not allowed; give seconds below 100"):
         milliseconds("timeout", given)
     with pytest.raises(ConfigError, match=r"sink: deadline .* is not allowed; give a time such as '1h'$"):
-        deadline_ms("sink", from_mapping(KAFKA), given)
+        deadline_ms("sink", given)
     with pytest.raises(ConfigError, match=r"transaction.timeout: .* allowed is a whole number with a unit"):
         from_mapping({"transaction.timeout": given})
 
@@ -442,9 +457,9 @@ def test_a_duration_longer_than_any_clock_is_refused() -> None:
 
 def test_a_time_out_longer_than_kafkas_clients_can_count_is_refused() -> None:
     assert milliseconds("timeout", "20d") < 2**31
-    with pytest.raises(MQClientException, match=r"timeout: '21d' is not allowed; give ms from 0 to '20d'"):
+    with pytest.raises(ArgumentError, match=r"timeout: '21d' is not allowed; .* at most 20 days"):
         milliseconds("timeout", "21d")
-    with pytest.raises(MQClientException, match=r"timeout: 10+ is not allowed"):
+    with pytest.raises(ArgumentError, match=r"timeout: 10+ is not allowed"):
         milliseconds("timeout", 10**400)
 
 

@@ -250,7 +250,7 @@ def test_a_command_shows_how_far_groups_are_behind(warehouse: Path, capsys: pyte
     rest(warehouse, most=10)
     with consumer(warehouse, group="others", follow=False) as messages:
         for each in messages:
-            each.retry(most=1) if each.message_id == "m3" else each.retry("1h")
+            each.retry(max_attempts=1) if each.message_id == "m3" else each.retry("1h")
     code, out = command(warehouse, capsys, "--json")
     rows = {row["consumer_group"]: row for row in map(json.loads, out.splitlines())}
     assert (code, list(rows)) == (0, ["others", "points"])
@@ -335,7 +335,7 @@ def test_a_group_goes_on_where_it_is_rewound_to(
     given = ["--topic=orders", "--group=points", f"--rewind={where}"]
     assert command(warehouse, capsys, *given) == (
         0,
-        f"the group points goes on in orders with {told}, within some seconds\n",
+        f"within some seconds the group points continues in orders with {told}\n",
     )
     assert len(rest(warehouse)) == expected
 
@@ -423,7 +423,7 @@ def test_a_rewind_that_dies_half_way_loses_nothing_that_waits(
 ) -> None:
     with consumer(warehouse, follow=False) as messages:
         for each in messages:
-            each.retry(most=1) if each.message_id == "m3" else each.retry("1h")
+            each.retry(max_attempts=1) if each.message_id == "m3" else each.retry("1h")
 
     def away(*_: object) -> None:
         raise OSError("the store is away")

@@ -200,8 +200,8 @@ def test_a_first_interrupt_of_a_run_says_what_it_waits_for_and_a_second_ends_it(
         running.stdout.readline()
         running.send_signal(signal.SIGINT)
         told = running.stderr.readline()
-        assert told.startswith("waits for the handlers of <ReceivedMessage orders half-0-")
-        assert "a second signal ends without them" in told
+        assert told.startswith("waiting for the handlers of <ReceivedMessage orders half-0-")
+        assert "a second signal ends the run without them" in told
         running.send_signal(signal.SIGINT)
         begun = time.monotonic()
         rest_told = running.communicate(timeout=30)[1]
@@ -233,7 +233,7 @@ def test_a_message_that_stays_open_stops_its_own_queue_before_memory_is_full(
             time.sleep(1.5)
         assert {"m1000", "m1010"} & found == set()
         assert {f"m{batch}{queue}" for batch in (100, 101) for queue in (1, 2, 3)} <= found
-        assert f"queue 0 of orders is not read further before message {held[0].position} is done" in caplog.text
+        assert f"queue 0 of orders is not read further until message {held[0].position} is done" in caplog.text
         held[0].done()
         wait_for(lambda: len(found) == 47)
 
@@ -253,7 +253,7 @@ def test_no_new_message_is_read_while_too_many_wait_for_their_next_attempt(
             each.retry("4s")
 
     with running(consumer(warehouse, poll="50ms"), handle):
-        wait_for(lambda: "40 messages of orders wait for their next attempt; no new one is read" in caplog.text)
+        wait_for(lambda: "40 messages of orders wait for their next attempt; the consumer reads" in caplog.text)
         write(warehouse, "orders", [message(100, batch=10)])
         time.sleep(1)
         assert "m100" not in found

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
+from tests.support import table_features
 from tests.support.topic_table import SCHEMA, compact, message, put_off, rest, table, write
 
 import commitlake
@@ -389,3 +390,28 @@ def test_each_that_waits_for_a_commit_is_told_its_failure(tmp_path: Path) -> Non
     os.rename(tmp_path / "away", tmp_path / "w_receipts")
     groups[0].append(rows(range(1), "RETRY", 1, group="g0"))
     assert [waiting(group) for group in groups] == [[0], *[[]] * 19]
+
+
+def test_fields_that_a_schema_gains_disturb_no_reader(tmp_path: Path) -> None:
+    """One that has begun before does not see them, one that begins beside it does; in older files they are null."""
+    place = tmp_path / "topics" / "orders"
+
+    def add(number: int, value: dict[str, Any]) -> None:
+        rows = table([message(number, batch=number)]).append_column("value", pa.array([value]))
+        write_deltalake(place, rows, mode="append", schema_mode="merge")
+
+    def values(reader: Topic, cursor: Cursor) -> list[Any]:
+        window = reader.next({0: cursor})
+        assert window is not None
+        cursor.join(window.ends[0])
+        return list(window.rows["value"].to_pylist())
+
+    write(tmp_path, "orders", [])
+    add(0, {"id": 1})
+    begun, cursor = Topic(str(place)), Cursor()
+    assert values(begun, cursor) == [{"id": 1}]
+    table_features.add_field(place, "value", "more")
+    assert values(Topic(str(place)), Cursor()) == [{"id": 1, "more": None}]
+    add(1, {"id": 2, "more": "m"})
+    begun.refresh()
+    assert values(begun, cursor) == [{"id": 2}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import threading
 import time
@@ -24,7 +25,7 @@ from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.runner import Runner
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
-from commitlake.errors import ConsumerError
+from commitlake.errors import ArgumentError
 from commitlake.spark.process import Stop
 
 
@@ -71,7 +72,9 @@ def test_a_signal_during_the_last_calls_lets_them_end(tmp_path: Path, is_begun: 
         signal.signal(signal.SIGTERM, before)
 
 
-def test_an_exception_is_a_retry_after_growing_pauses_and_at_last_a_dead_letter(tmp_path: Path) -> None:
+def test_an_exception_is_a_retry_after_growing_pauses_and_at_last_a_dead_letter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path, "orders", [message(n, batch=0) for n in range(3)])
     calls: list[tuple[str, int, float]] = []
     messages = consumer(tmp_path)
@@ -83,11 +86,13 @@ def test_an_exception_is_a_retry_after_growing_pauses_and_at_last_a_dead_letter(
                 messages.stop()
             raise ValueError("no such customer")
 
-    messages.run(handle, most=3, pauses=("100ms", "2s"))
+    messages.run(handle, max_attempts=3, pauses=("100ms", "2s"))
     times = [at for name, _, at in calls if name == "m1"]
     assert [attempt for name, attempt, _ in calls if name == "m1"] == [1, 2, 3]
     assert times[2] - times[1] >= 2 > times[1] - times[0]
     assert left(tmp_path) == [("m1", "DEAD", 3, "ValueError: no such customer")]
+    told = r"message \S+ of orders, keys \S+, is a dead letter after attempt 3: ValueError: no such customer"
+    assert [bool(re.fullmatch(told, each)) for each in caplog.messages].count(True) == 1
 
 
 def test_a_handler_may_finish_a_message_itself(tmp_path: Path) -> None:
@@ -135,12 +140,12 @@ async def raises_in_a_coroutine(each: Any) -> None:
         (raises(ValueError("unknown \ud800")), "ValueError: unknown ?"),
         (raises(WordlessError()), "WordlessError"),
         (raises_in_a_coroutine, "ValueError: no such customer"),
-        (lambda each: each.retry(most=1, remark=ValueError("gone")), "gone"),
+        (lambda each: each.retry(max_attempts=1, remark=ValueError("gone")), "gone"),
     ],
 )
 def test_whatever_an_exception_says_is_a_remark(tmp_path: Path, handle: Any, remark: str) -> None:
     write(tmp_path, "orders", [message(0, batch=0)])
-    consumer(tmp_path, follow=False).run(handle, most=1)
+    consumer(tmp_path, follow=False).run(handle, max_attempts=1)
     assert left(tmp_path) == [("m0", "DEAD", 1, remark)]
 
 
@@ -198,15 +203,23 @@ def test_of_a_key_in_two_queues_only_what_goes_elsewhere_is_let_go(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"threads": 0}, {"threads": True}, {"most": 0}, {"most": "3"}, {"pauses": ["soon"]}, {"pauses": []}]
+    "arguments",
+    [
+        {"threads": 0},
+        {"threads": True},
+        {"max_attempts": 0},
+        {"max_attempts": "3"},
+        {"pauses": ["soon"]},
+        {"pauses": []},
+    ],
 )
 def test_arguments_of_a_run_are_checked(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConsumerError, match="is not allowed"):
+    with pytest.raises(ArgumentError, match="is not allowed"):
         consumer(tmp_path).run(print, **arguments)
 
 
 def test_an_asyncio_consumer_is_made_of_a_consumer() -> None:
-    with pytest.raises(ConsumerError, match="consumer: 'orders' is not allowed; give what"):
+    with pytest.raises(ArgumentError, match="consumer: 'orders' is not allowed; give what"):
         commitlake.AsyncConsumer("orders")  # type: ignore[arg-type]
 
 
@@ -232,7 +245,7 @@ def test_messages_of_a_key_stay_in_order_across_retries_and_others_do_not_wait(t
             messages.stop()
 
     messages = consumer(tmp_path)
-    messages.run(handle, threads=4, ordered=True, most=3, pauses=("500ms",))
+    messages.run(handle, threads=4, ordered=True, max_attempts=3, pauses=("500ms",))
     for key in (b"c0", b"c1", b"c2"):
         mine = [number for each, number in done if each == key]
         assert mine == sorted(mine)
@@ -314,7 +327,7 @@ def test_what_a_handler_gives_to_a_pool_of_its_own_is_waited_for_and_may_fail(tm
             raise ValueError("no such customer")
 
     with ThreadPoolExecutor(2) as pool:
-        consumer(tmp_path, follow=False).run(lambda each: pool.submit(work, each), most=1)
+        consumer(tmp_path, follow=False).run(lambda each: pool.submit(work, each), max_attempts=1)
     assert left(tmp_path) == [("m2", "DEAD", 1, "ValueError: no such customer")]
 
 
@@ -332,7 +345,7 @@ async def async_generator(each: Any) -> Any:
 )
 def test_a_handler_that_would_handle_nothing_is_refused_and_no_message_is_done(tmp_path: Path, handler: Any) -> None:
     write(tmp_path, "orders", [message(n, batch=0) for n in range(5)])
-    with pytest.raises(ConsumerError, match="would handle nothing"):
+    with pytest.raises(ArgumentError, match="would handle nothing"):
         consumer(tmp_path, follow=False).run(handler)
     assert len(rest(tmp_path)) == 5
 

@@ -14,8 +14,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 from commitlake import CommitLakeError, DatabaseListener, Message, TransactionListener
-from commitlake.clients.producer.database_row import ProofRows
-from commitlake.errors import FailedSend, MQClientException, RecordError
+from commitlake.clients.proof_rows import ProofRows
+from commitlake.errors import FailedSendError, ProducerError, RecordError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of
 from commitlake.protocol.durations import DAY_MS
@@ -132,7 +132,7 @@ def test_a_check_of_an_open_transaction_decides_nothing_and_blocks_it_for_a_mome
 
 def test_what_a_check_has_revoked_can_never_commit(shop: Shop) -> None:
     message = Message("orders", "a book")
-    with pytest.raises(MQClientException, match="has lost its rows"), shop.begin() as transaction:
+    with pytest.raises(ProducerError, match="has lost its rows"), shop.begin() as transaction:
         shop.order()
         transaction.send(message)
         shop.made.rollback()  # the row is gone
@@ -165,7 +165,7 @@ def test_messages_end_as_the_last_transaction_of_a_block_that_commits_before(sho
 
 def test_what_a_check_has_revoked_in_the_middle_of_a_block_is_told_at_its_end(shop: Shop) -> None:
     with (
-        pytest.raises(MQClientException, match=r"revoked|has lost its rows"),
+        pytest.raises(ProducerError, match=r"revoked|has lost its rows"),
         shop.begin() as transaction,
     ):
         transaction.send(Message("orders", "first"))
@@ -202,7 +202,7 @@ def sent_after_what_was_rolled_back(shop: Shop, send: Callable[[], object]) -> N
 def failed_and_sent_again(shop: Shop, send: Callable[[], object]) -> None:
     shop.order("1")
     shop.producer.fault = Fault.KAFKA_AWAY
-    with suppress(FailedSend):
+    with suppress(FailedSendError):
         send()
     send()
 
@@ -223,7 +223,7 @@ LOST = "a savepoint of the database in which a message was sent was rolled back"
 def test_messages_end_as_their_rows_in_every_order_of_savepoint_and_send(
     shop: Shop, steps: Callable[[Shop, Callable[[], object]], None], error: str | None
 ) -> None:
-    expected = nullcontext() if error is None else pytest.raises(MQClientException, match=error)
+    expected = nullcontext() if error is None else pytest.raises(ProducerError, match=error)
     with expected, shop.begin() as transaction:
         steps(shop, lambda: transaction.send(Message("orders", "a book")))
     assert bool(shop.orders()) == bool(shop.shown()) == (error is None)
@@ -296,7 +296,7 @@ def test_the_table_is_made_once_and_a_missing_one_is_an_error_with_its_sql(tmp_p
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "new.db")
 
-    with pytest.raises(MQClientException, match=r"no such table.*CREATE TABLE commitlake_transactions"):
+    with pytest.raises(ProducerError, match=r"no such table.*CREATE TABLE commitlake_transactions"):
         DatabaseListener(connect)
     for _ in range(2):
         DatabaseListener(connect, create=True)
@@ -317,22 +317,22 @@ class Orders(TransactionListener):
 
 def test_what_can_not_be_used_is_refused_before_anything_is_sent(plain: Shop, tmp_path: Path) -> None:
     begin = plain.producer.begin_transaction
-    with pytest.raises(MQClientException, match=r"database= is a builtins.str; allowed are"):
+    with pytest.raises(ProducerError, match=r"database= is a builtins.str; allowed are"):
         begin(database="shop.db")
     of_asyncio = type("AsyncSession", (), {"__module__": "sqlalchemy.ext.asyncio"})
-    with pytest.raises(MQClientException, match="none of asyncio's"):
+    with pytest.raises(ProducerError, match="none of asyncio's"):
         begin(database=of_asyncio())
     for isolation in (
         sqlite3.connect(plain.place, isolation_level=None),
         create_engine(f"sqlite:///{plain.place}", isolation_level="AUTOCOMMIT").connect(),
     ):
-        with closing(isolation), pytest.raises(MQClientException, match="autocommit on"):
+        with closing(isolation), pytest.raises(ProducerError, match="autocommit on"):
             begin(database=isolation)
-    with closing(sqlite3.connect(tmp_path / "other.db")) as other, pytest.raises(MQClientException, match="CREATE"):
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other, pytest.raises(ProducerError, match="CREATE"):
         begin(database=other)
-    with pytest.raises(MQClientException, match=r"give the producer commitlake.DatabaseListener\(connect\)"):
+    with pytest.raises(ProducerError, match=r"give the producer commitlake.DatabaseListener\(connect\)"):
         plain.lake.producer("others", Orders()).begin_transaction(database=plain.made)
-    with pytest.raises(MQClientException, match="runs no local transaction"):
+    with pytest.raises(ProducerError, match="runs no local transaction"):
         DatabaseListener(plain.connect).execute_local_transaction(Message("orders", ""), None)
 
 
@@ -348,7 +348,7 @@ def test_a_session_that_may_commit_elsewhere_than_it_writes_is_refused(plain: Sh
 
     with engine.connect() as around:
         for session in (Session(around), Session(binds={Base: engine}), Routing()):
-            with session, pytest.raises(MQClientException, match="a message can only follow one transaction"):
+            with session, pytest.raises(ProducerError, match="a message can only follow one transaction"):
                 plain.producer.begin_transaction(database=session)
 
 
@@ -398,7 +398,7 @@ def test_the_documents_example_runs_as_it_stands(tmp_path: Path, monkeypatch: py
     assert kafka in text
     lake = InMemoryCoordinator()
     for _ in range(2):
-        exec(text.replace("TransactionMQProducer(", "lake.producer(").replace(kafka, ""), {"lake": lake})
+        exec(text.replace("TransactionalProducer(", "lake.producer(").replace(kafka, ""), {"lake": lake})
     assert [message.body for message in lake.messages("orders")] == [b"two espressos"] * 2
     sql = page.split("```sql\n")[1].split("```")[0]
     with closing(sqlite3.connect("migrated.db")) as database:

@@ -14,10 +14,10 @@ import pytest
 from tests.support import postgres
 from tests.support.polling import wait_for
 
-from commitlake import DatabaseListener, FailedSend, Message, RefusedSend, UncertainSend
+from commitlake import DatabaseListener, FailedSendError, Message, RefusedSendError, UncertainSendError
 from commitlake.coordinator.resolving.database import answers
 from commitlake.coordinator.resolving.rules import rule_of
-from commitlake.errors import MQClientException
+from commitlake.errors import ProducerError
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.postgresql import TRANSACTION, Xact, judged, xact_of
@@ -152,7 +152,7 @@ def test_what_goes_wrong_in_the_block_rolls_both_back(shop: Shop, wrong: Any, er
 
 def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(shop: Shop) -> None:
     message = Message("orders", "a book")
-    with pytest.raises(MQClientException, match="was ended within the block"), shop.begin() as transaction:
+    with pytest.raises(ProducerError, match="was ended within the block"), shop.begin() as transaction:
         shop.database.execute(INSERT)
         transaction.send(message)
         shop.database.commit()
@@ -167,12 +167,12 @@ def test_a_send_after_the_block_has_ended_the_database_is_refused(
     shop: Shop, ends: str, rows: list[str], state: str, then: str
 ) -> None:
     early = Message("orders", "early")
-    with pytest.raises(MQClientException, match="was ended within the block"), shop.begin() as transaction:
+    with pytest.raises(ProducerError, match="was ended within the block"), shop.begin() as transaction:
         shop.database.execute(INSERT)
         transaction.send(early)
         getattr(shop.database, ends)()
         shop.database.execute(then)
-        with pytest.raises(MQClientException, match="was ended within the block"):
+        with pytest.raises(ProducerError, match="was ended within the block"):
             transaction.send(Message("orders", "late"))
         assert list(shop.lake.named) == [early.message_id]
     assert shop.ids() == rows
@@ -183,11 +183,11 @@ def test_a_send_after_the_block_has_ended_the_database_is_refused(
 
 def test_a_database_that_may_lose_what_it_commits_is_refused(shop: Shop) -> None:
     early, late = Message("orders", "early"), Message("orders", "late")
-    with pytest.raises(MQClientException, match="synchronous_commit is off"), shop.begin() as transaction:
+    with pytest.raises(ProducerError, match="synchronous_commit is off"), shop.begin() as transaction:
         shop.database.execute("SET LOCAL synchronous_commit TO off")
         transaction.send(early)
     assert shop.lake.pending == []
-    with pytest.raises(MQClientException, match="synchronous_commit is off"), shop.begin() as transaction:
+    with pytest.raises(ProducerError, match="synchronous_commit is off"), shop.begin() as transaction:
         shop.database.execute(INSERT)
         transaction.send(late)
         shop.database.execute("SET LOCAL synchronous_commit TO off")
@@ -236,9 +236,9 @@ def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(sh
 def test_a_send_without_acknowledgement_rolls_both_back(shop: Shop, fault: Fault) -> None:
     shop.producer.fault = fault
     message = Message("orders", "a book")
-    with pytest.raises(MQClientException, match="may or may not be in Kafka"), shop.begin() as transaction:
+    with pytest.raises(ProducerError, match="may or may not be in Kafka"), shop.begin() as transaction:
         shop.database.execute(INSERT)
-        with suppress(UncertainSend):
+        with suppress(UncertainSendError):
             transaction.send(message)
     assert shop.ids() == []
     assert shop.lake.messages("orders") == []
@@ -357,7 +357,7 @@ def sent_and_rolled_back_by_sql(client: Client, send: Callable[[], object]) -> N
 
 
 def failed_outside_and_rolled_back(client: Client, send: Callable[[], object]) -> None:
-    with suppress(FailedSend):
+    with suppress(FailedSendError):
         send()
     sent_and_rolled_back(client, send)
 
@@ -408,7 +408,7 @@ def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
     client = Client(kind, shop.server)
     if steps is failed_outside_and_rolled_back:
         shop.producer.fault = Fault.KAFKA_AWAY
-    expected = nullcontext() if error is None else pytest.raises((ValueError, MQClientException), match=error)
+    expected = nullcontext() if error is None else pytest.raises((ValueError, ProducerError), match=error)
     with closing(client.made), expected, shop.producer.begin_transaction(database=client.made) as transaction:
         steps(client, lambda: transaction.send(Message("orders", "a book")))
     assert shop.ids() == rows
@@ -420,7 +420,7 @@ def test_a_send_that_is_refused_in_a_savepoint_ties_nothing_to_it(shop: Shop) ->
     with shop.begin() as transaction:
         shop.database.execute(INSERT)
         transaction.send(Message("orders", "a book"))
-        with suppress(RefusedSend), shop.database.transaction():
+        with suppress(RefusedSendError), shop.database.transaction():
             transaction.send(Message("no topic!", "a pen"))
     assert (shop.ids(), len(shop.lake.messages("orders"))) == (["17"], 1)
 
@@ -428,7 +428,7 @@ def test_a_send_that_is_refused_in_a_savepoint_ties_nothing_to_it(shop: Shop) ->
 def test_properties_to_which_nothing_can_be_added_are_refused(shop: Shop) -> None:
     message = Message("orders", "a book")
     message.properties = MappingProxyType({"a": "b"})  # type: ignore[assignment]
-    with pytest.raises(RefusedSend, match="must be a dict"), shop.begin() as block:
+    with pytest.raises(RefusedSendError, match="must be a dict"), shop.begin() as block:
         shop.database.execute(INSERT)
         block.send(message)
     assert (shop.ids(), shop.lake.messages("orders"), shop.lake.pending) == ([], [], [])
@@ -436,7 +436,7 @@ def test_properties_to_which_nothing_can_be_added_are_refused(shop: Shop) -> Non
 
 def test_a_block_of_the_client_around_the_transaction(shop: Shop) -> None:
     with (
-        pytest.raises(MQClientException, match=r"within a block `with connection.transaction\(\)`"),
+        pytest.raises(ProducerError, match=r"within a block `with connection.transaction\(\)`"),
         shop.database.transaction(),
     ):
         shop.database.execute(INSERT)
@@ -472,11 +472,11 @@ def test_a_message_made_of_a_received_one_does_not_name_its_transaction() -> Non
 
 def test_other_connections_are_refused(shop: Shop) -> None:
     with pytest.raises(
-        MQClientException, match=r"database= is a builtins.str; allowed are a connection of sqlite3 or psycopg 3"
+        ProducerError, match=r"database= is a builtins.str; allowed are a connection of sqlite3 or psycopg 3"
     ):
         shop.producer.begin_transaction(database=shop.server.url())
     shop.database.autocommit = True
-    with pytest.raises(MQClientException, match="autocommit on"):
+    with pytest.raises(ProducerError, match="autocommit on"):
         shop.begin()
 
 
@@ -484,7 +484,7 @@ def test_a_listener_that_looks_at_rows_does_so_in_postgresql_too(shop: Shop) -> 
     engine = sqlalchemy.create_engine(shop.server.url().replace("postgresql://", "postgresql+psycopg://"))
     lake = InMemoryCoordinator({"transaction.timeout": "10s"})
     listener = DatabaseListener(engine, create=True)
-    with pytest.raises(MQClientException, match="a DatabaseListener answers by rows"):
+    with pytest.raises(ProducerError, match="a DatabaseListener answers by rows"):
         lake.producer(GROUP, listener).begin_transaction(database=shop.database)
     for fault, rows in ((None, ["17"]), (Fault.CRASH_AFTER_HALF, []), (Fault.CRASH_BEFORE_DECISION, ["17"])):
         shop.database.execute("DELETE FROM orders")

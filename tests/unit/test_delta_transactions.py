@@ -14,9 +14,8 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 import commitlake
 from commitlake import ConfigError, Message
-from commitlake.clients.delta import delta_transaction as module
 from commitlake.clients.delta.sink import message_of, sink
-from commitlake.errors import RecordError, RefusedSend, WarehouseError
+from commitlake.errors import ProducerError, RecordError, RefusedSendError, WarehouseError
 from commitlake.testing import InMemoryCoordinator
 
 ROWS = pa.table({"id": [1]})
@@ -28,7 +27,8 @@ NO_FRAME: Any = None
 @pytest.fixture
 def lake(monkeypatch: pytest.MonkeyPatch) -> InMemoryCoordinator:
     made = InMemoryCoordinator()
-    monkeypatch.setattr(module, "producer_of", lambda _, group: made.producer(group, None))
+    home = "commitlake.clients.producer.transactional.TransactionMQProducer.from_conf"
+    monkeypatch.setattr(home, lambda _, group: made.producer(group, None))
     return made
 
 
@@ -86,7 +86,7 @@ def test_a_group_without_a_rule_is_told_where_rules_are_known(
 
 def test_of_an_embedded_broker_and_a_deadline_only_what_is_wrong_is_named() -> None:
     with (
-        pytest.raises(ConfigError, match=r"bootstrap_servers: 'embedded' is not allowed; give the address") as caught,
+        pytest.raises(ConfigError, match=r"bootstrap_servers: 'embedded' is not allowed here; give the") as caught,
         commitlake.delta_transaction(NO_SPARK, {}, "nightly"),
     ):
         pass
@@ -130,7 +130,7 @@ def test_what_can_not_land_is_refused_before_a_table_has_its_rows(
     lake: InMemoryCoordinator, places: list[str], given: Any, error: str
 ) -> None:
     with (
-        pytest.raises(RefusedSend, match=error),
+        pytest.raises(ProducerError, match=error),
         commitlake.delta_transaction(NO_SPARK, CONF, "nightly") as tx,
     ):
         tx.send(given)
@@ -165,23 +165,24 @@ def test_bytes_that_are_no_text_are_told(name: str) -> None:
 def test_a_row_that_ends_its_query_does_so_with_an_error_that_is_a_name_of_the_package(tmp_path: Path) -> None:
     conf = {"warehouse": str(tmp_path / "warehouse"), "kafka.bootstrap_servers": "localhost:9092"}
     to = sink(conf, "orders", name="export", group="nightly")
-    with pytest.raises(RefusedSend, match=r"^sink export: row 3 .*: its body is NULL; leave such rows out") as refused:
-        to._unfit(3, row(), RecordError("its body is NULL", "NULL_BODY"))  # type: ignore[attr-defined]
+    told = r"^sink export: row 3 .*: its body is NULL; leave such rows out"
+    with pytest.raises(RefusedSendError, match=told) as refused:
+        to._invalid(3, row(), RecordError("its body is NULL", "NULL_BODY"))  # type: ignore[attr-defined]
     assert refused.value.reason == "NULL_BODY"
 
 
-def test_a_row_whose_tag_no_filter_can_select_is_unfit_and_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_row_whose_tag_no_filter_can_select_is_invalid_and_takes_no_other_with_it(tmp_path: Path) -> None:
     conf = {"warehouse": str(tmp_path / "warehouse"), "kafka.bootstrap_servers": "localhost:9092"}
-    to: Any = sink(conf, "orders", name="export", group="nightly", unfit="skip")
-    lake, sent, unfit = InMemoryCoordinator(), dict[str, Any](), list[str]()
+    to: Any = sink(conf, "orders", name="export", group="nightly", on_invalid="skip")
+    lake, sent, invalid = InMemoryCoordinator(), dict[str, Any](), list[str]()
     with lake.producer("nightly") as producer:
-        to._send(producer, enumerate([row(tags="a||b"), row(tags="a")]), sent, unfit)
+        to._send(producer, enumerate([row(tags="a||b"), row(tags="a")]), sent, invalid)
         for transaction in sent.values():
             transaction.commit()
     assert [message.tags for message in lake.messages("orders")] == ["a"]
-    assert len(unfit) == 1
-    assert "row 0" in unfit[0]
-    assert "no filter can select" in unfit[0]
+    assert len(invalid) == 1
+    assert "row 0" in invalid[0]
+    assert "no filter can select" in invalid[0]
 
 
 def test_rows_with_one_sharding_key_go_out_in_their_order_however_many_there_are(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import runpy
 import sqlite3
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import commitlake
 from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer, errors, testing
@@ -21,6 +24,7 @@ from commitlake.protocol import version
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.tools.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob(".github/*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -159,7 +163,7 @@ def test_an_order_that_the_readme_sends_twice_is_told_once(
     lake = InMemoryCoordinator()
     for text in (by_row, by_listener):
         for befalls in (fault, None):  # the second time all goes well
-            monkeypatch.setattr(commitlake, "TransactionMQProducer", partial(in_memory, lake, befalls))
+            monkeypatch.setattr(commitlake, "TransactionalProducer", partial(in_memory, lake, befalls))
             with suppress(Crash, CommitLakeError, sqlite3.IntegrityError):
                 exec(text, {})
     names: dict[str, Any] = {}
@@ -215,6 +219,43 @@ def test_the_api_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "reference" / "api.md").read_text()
     listed = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
     assert sorted(listed) == sorted({"commitlake.errors", "commitlake.testing", *NAMES})
+
+
+def test_what_the_documents_and_notebooks_import_is_public() -> None:
+    pages = [path.read_text() for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+    programs = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    text = "\n".join([*programs, *(path.read_text() for path in ROOT.glob("notebooks/**/*.py"))])
+    imported = re.findall(r"^ *from (commitlake[\w.]*) import (.+)$", text, re.MULTILINE)
+    public = {"commitlake": set(commitlake.__all__), "commitlake.testing": set(testing.__all__)}
+    assert {(home, names) for home, names in imported if not set(names.split(", ")) <= public.get(home, set())} == set()
+    assert set(re.findall(r"\bcommitlake\.(\w+)\(", text)) <= public["commitlake"]
+
+
+@pytest.mark.parametrize("notebook", sorted(ROOT.glob("notebooks/*.py")), ids=lambda path: path.stem)
+def test_a_notebook_for_jupyter_has_the_cells_of_its_source(notebook: Path) -> None:
+    source = notebook.read_text()
+    made = json.loads(runpy.run_path(str(ROOT / "docs" / "notebooks.py"))["ipynb"](source))
+    kinds = {
+        kind: [cell["source"] for cell in made["cells"] if cell["cell_type"] == kind] for kind in ("markdown", "code")
+    }
+    assert kinds["markdown"][0].startswith("# CommitLake")
+    assert not any("MAGIC" in text for text in kinds["markdown"])
+    assert ast.dump(ast.parse("\n".join(kinds["code"]))) == ast.dump(ast.parse(source))
+
+
+def test_commands_that_a_document_shows_exist_and_have_their_options() -> None:
+    pages = {path.name: path.read_text().replace("\\\n", "") for path in DOCUMENTS if path.name != "CHANGELOG.md"}
+    begin = r"(?:^|`|bin/|\./)(?:commitlake|spark-submit\.sh) ([a-z][^`\n|#]*)"
+    shown = {(page, line) for page, text in pages.items() for line in re.findall(begin, text, re.MULTILINE)}
+    assert len(shown) > 50
+    top = get_command(app.app)
+    for page, line in shown:
+        words, command = line.split(), top
+        while words and (below := getattr(command, "commands", None)) and words[0].isascii() and words[0][0].islower():
+            assert words[0] in below, (page, line)
+            command = below[words.pop(0)]
+        known = {name for each in command.params for name in each.opts}
+        assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, (page, line)
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

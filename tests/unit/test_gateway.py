@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
+from tests.support.gateway_in_memory import CLIENT, Kafka, code, end_of, message
 from tests.support.polling import awaited
 
 from commitlake.clients.gateway.access import Caller
@@ -45,16 +45,17 @@ def test_a_message_comes_through_with_all_that_it_has() -> None:
         )
     )  # fmt: skip
     assert (code(sent), [d.Code.Name(entry.status.code) for entry in sent.entries]) == ("OK", ["OK"])
-    assert sent.entries[0].message_id == "01FF"
+    entry = sent.entries[0]
+    assert (entry.message_id, entry.transaction_id) == ("01FF", "01FF"), "the second one as in RocketMQ"
     (shown,) = kafka.coordinator.messages("shop%orders")
     found = (shown.body, shown.message_id, shown.tags, shown.keys, dict(shown.properties), shown.sharding_key)
     assert found == (b"zipped", "01FF", "TagA", "k1 k2", {"region": "Zürich"}, b"customer-4")
     assert shown.producer_group == "shop%orders", "as RocketMQ's proxy has it"
 
 
-def test_a_property_names_the_group() -> None:
+def test_a_property_names_the_group_and_that_of_a_former_transaction_is_dropped() -> None:
     kafka = Kafka()
-    kafka.send(message(properties={"PGROUP": "order-service"}))
+    kafka.send(message(properties={"PGROUP": "order-service", "__transactionId__": "of another message"}))
     (shown,) = kafka.coordinator.messages("orders")
     assert (shown.producer_group, dict(shown.properties)) == ("order-service", {})
 
@@ -184,7 +185,9 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(tag="a|b"), "ILLEGAL_MESSAGE_TAG"),
         (message(tag=" "), "ILLEGAL_MESSAGE_TAG"),
         (message(tag="a "), "ILLEGAL_MESSAGE_TAG"),
+        (message(tag="a\0"), "ILLEGAL_MESSAGE_TAG"),
         (message(keys=["a", " "]), "ILLEGAL_MESSAGE_KEY"),
+        (message(keys=["a\n"]), "ILLEGAL_MESSAGE_KEY"),
         (message(message_group=" "), "ILLEGAL_MESSAGE_GROUP"),
         (message(kind=d.FIFO), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
         (message(kind=d.DELAY), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
@@ -192,9 +195,12 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(kind=d.PRIORITY, priority=1), "UNSUPPORTED"),
         (message(properties={"UNIQ_KEY": "a"}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
         (message(properties={"a": ""}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
-        (message(properties={"a": "x" * 140_000}), "MESSAGE_PROPERTIES_TOO_LARGE"),
+        (message(properties={"\0": "a"}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
+        (message(properties={"a": "x" * 16_384}), "MESSAGE_PROPERTIES_TOO_LARGE"),
+        (message(tag="t" * 8_193, keys=["k" * 8_192]), "MESSAGE_PROPERTIES_TOO_LARGE"),
+        (message(properties={str(n): "a" for n in range(129)}), "MESSAGE_PROPERTIES_TOO_LARGE"),
         (message(properties={"PGROUP": "x" * 256}), "BAD_REQUEST"),
-        (message(kind=d.TRANSACTION, properties={"FIRST_HALF\0": "0-1"}), "BAD_REQUEST"),
+        (message(kind=d.TRANSACTION, properties={"FIRST_HALF\0": "0-1"}), "ILLEGAL_MESSAGE_PROPERTY_KEY"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 9_999_999_999}), "ILLEGAL_DELIVERY_TIME"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 2**62}), "ILLEGAL_DELIVERY_TIME"),
         (message(kind=d.DELAY, delivery_timestamp={"seconds": 1_767_225}), "ILLEGAL_DELIVERY_TIME"),
@@ -296,15 +302,12 @@ def test_settings_go_both_ways_and_another_kind_of_consumer_is_refused() -> None
         await stream.write(s.TelemetryCommand(settings=d.Settings(client_type=d.PRODUCER, publishing={})))
         producer = await stream.read()
         await stream.write(s.TelemetryCommand(settings=d.Settings(client_type=d.PULL_CONSUMER, subscription={})))
-        consumer = await stream.read()
-        await stream.done_writing()
-        return [producer, consumer, await stream.read()]
+        return [producer, await end_of(stream)]
 
-    producer, consumer, after = Kafka(max_message_size="1MiB").serve(work)
+    producer, (ended, reason) = Kafka(max_message_size="1MiB").serve(work)
     assert (code(producer), producer.settings.publishing.max_body_size) == ("OK", 1024 * 1024)
     assert producer.settings.backoff_policy.exponential_backoff.multiplier == 2
-    assert code(consumer) == "UNSUPPORTED"
-    assert after == grpc.aio.EOF
+    assert (ended, reason.partition(":")[0]) == ("INVALID_ARGUMENT", "UNSUPPORTED"), "RocketMQ's clients wait for it"
 
 
 def test_a_client_that_ends_has_its_stream_ended() -> None:
@@ -359,24 +362,25 @@ def test_the_stream_of_one_that_asks_and_does_not_read_ends() -> None:
     assert asyncio.run(asyncio.wait_for(work(), 10)) == []
 
 
-def _settled(**publishing: Any) -> Any:
+def _settled(answer: Any, **publishing: Any) -> Any:
     async def work(stub: Any) -> Any:
         stream = stub.Telemetry(metadata=CLIENT)
         await stream.write(s.TelemetryCommand(settings=d.Settings(client_type=d.PRODUCER, publishing=publishing)))
-        return await stream.read()
+        return await answer(stream)
 
     return Kafka().serve(work)
 
 
 def test_settings_are_not_echoed() -> None:
-    answer = _settled(topics=[d.Resource(name=f"t{number}") for number in range(5_000)])
+    answer = _settled(lambda stream: stream.read(), topics=[d.Resource(name=f"t{number}") for number in range(5_000)])
     assert (code(answer), answer.settings.client_type, len(answer.settings.publishing.topics)) == ("OK", d.PRODUCER, 0)
     assert answer.ByteSize() < 200
 
 
 @pytest.mark.parametrize("name", ["a b", "", "x" * 300])
 def test_a_topic_without_a_legal_name_is_refused(name: str) -> None:
-    assert code(_settled(topics=[d.Resource(name=name)])) == "ILLEGAL_TOPIC"
+    ended, reason = _settled(end_of, topics=[d.Resource(name=name)])
+    assert (ended, reason.partition(":")[0]) == ("INVALID_ARGUMENT", "ILLEGAL_TOPIC")
 
 
 def test_a_client_is_asked_for_a_bounded_number_of_topics(caplog: pytest.LogCaptureFixture) -> None:

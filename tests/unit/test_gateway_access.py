@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import importlib.util
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 from tests.support.polling import awaited
 
 from commitlake.clients.gateway import checks as module
+from commitlake.clients.gateway import server
 from commitlake.clients.gateway.access import Caller, parse_keys
 from commitlake.clients.gateway.checks import Checks
 from commitlake.clients.gateway.messages import TransactionHandle
@@ -25,7 +27,7 @@ from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.config import from_mapping
-from commitlake.errors import ConfigError, UncertainSend
+from commitlake.errors import ConfigError, UncertainSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import CheckRecord, OpRecord
 from commitlake.testing import Fault
@@ -165,6 +167,24 @@ def test_the_command_takes_no_keys_on_its_line(monkeypatch: pytest.MonkeyPatch) 
         gateway.run(settings, "127.0.0.1:0", None, None, "env:NO_KEYS", "kafka-python")
 
 
+@pytest.mark.parametrize(("is_there", "engine"), [(True, "confluent"), (False, "kafka-python")])
+def test_librdkafka_sends_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, is_there: bool, engine: str) -> None:
+    began: list[str] = []
+    find = importlib.util.find_spec
+
+    def found(name: str) -> object:
+        return is_there or None if name == "confluent_kafka" else find(name)
+
+    async def serve(settings: Any, entrance: Any, engine: str, fifo: Any) -> None:
+        began.append(engine)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    monkeypatch.setattr(server, "serve", serve)
+    for given in (None, "kafka-python"):
+        gateway.run(from_mapping({"kafka.bootstrap_servers": "127.0.0.1:1"}), "127.0.0.1:0", None, None, None, given)
+    assert began == [engine, "kafka-python"]
+
+
 async def _raw(body: bytes, name: str = "SendMessage") -> Any:
     """The answer to bytes that need not be a request, of a caller without a key."""
     kafka = Kafka()
@@ -272,7 +292,7 @@ async def test_an_unknown_that_kafka_does_not_take_is_tried_again(monkeypatch: p
     asked.connect("a", has_checker=True)
     asked.kafka.engine.fault = Fault.DECISION_LOST
     await asked.ask()
-    assert [type(error) for error in asked.outcomes] == [UncertainSend]
+    assert [type(error) for error in asked.outcomes] == [UncertainSendError]
 
 
 @awaited

@@ -17,6 +17,7 @@ from tests.support.gateway_in_memory import (
     attempt,
     calls,
     code,
+    end_of,
     handle,
     ids,
     outcomes,
@@ -26,6 +27,7 @@ from tests.support.polling import awaited
 from tests.support.topic_table import AT, message, write
 
 from commitlake.clients.consumer import group_member, receipts
+from commitlake.clients.consumer.consume import Consumer
 from commitlake.clients.gateway import consumers, deliveries, reader, receiving, service
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
@@ -33,6 +35,15 @@ from commitlake.protocol.topic_names import path_name
 
 OTHER = (("x-mq-client-id", "client-2"),)
 PUSH = d.Settings(client_type=d.PUSH_CONSUMER, subscription={"group": {"name": "points"}})
+SIMPLE = d.Settings(
+    client_type=d.SIMPLE_CONSUMER, request_timeout={"seconds": 2}, subscription={"group": {"name": "points"}}
+)
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invisible durations may be shorter than the 10 s of RocketMQ."""
+    monkeypatch.setattr(consumers, "LEAST_S", 0.001)
 
 
 @pytest.fixture
@@ -44,9 +55,8 @@ def warehouse(tmp_path: Path) -> Path:
 
 
 def test_a_message_comes_with_all_that_it_has(tmp_path: Path) -> None:
-    row = message(
-        7, batch=1, queue=1, tags="paid", keys="k1 k2", properties={"region": "Zürich"}, sharding_key=b"customer-4"
-    )
+    given = {"region": "Zürich", "__SHARDINGKEY": "customer-3"}
+    row = message(7, batch=1, queue=1, tags="paid", keys="k1 k2", properties=given, sharding_key=b"customer-4")
     write(tmp_path / "w", path_name("shop%orders"), [row])
 
     async def work() -> Any:
@@ -58,7 +68,8 @@ def test_a_message_comes_with_all_that_it_has(tmp_path: Path) -> None:
     got, own = answer.message, answer.message.system_properties
     assert (code(status), delivered.HasField("delivery_timestamp")) == ("OK", True)
     assert (got.topic.name, got.topic.resource_namespace, got.body) == ("orders", "shop", b"7")
-    assert dict(got.user_properties) == {"region": "Zürich"}
+    shown = {"__SHARDINGKEY": "customer-4", "__transactionId__": "m7"}
+    assert dict(got.user_properties) == {"region": "Zürich", **shown}, "as RocketMQ shows them"
     assert (own.message_id, own.tag, list(own.keys), own.message_group) == ("m7", "paid", ["k1", "k2"], "customer-4")
     assert (own.queue_id, own.queue_offset, own.delivery_attempt) == (1, 7, 1)
     assert own.body_digest.checksum == "902BA3CDA1883801594B6E1B452790CC53948FDA"
@@ -116,14 +127,17 @@ async def test_a_call_waits_for_the_next_message(warehouse: Path) -> None:
 @awaited
 async def test_a_call_ends_in_time_for_its_client_to_hear_of_it(tmp_path: Path) -> None:
     async with calls(tmp_path / "empty") as client:
+        stream = client.stub.Telemetry(metadata=CLIENT)
+        await stream.write(s.TelemetryCommand(settings=SIMPLE))
+        await stream.read()
         begun = time.monotonic()
         request = s.ReceiveMessageRequest(
             group=client.names["group"], message_queue={"topic": client.names["topic"]}, batch_size=1,
             auto_renew=True,
         )  # fmt: skip
-        call = client.stub.ReceiveMessage(request, metadata=CLIENT, timeout=2)
+        call = client.stub.ReceiveMessage(request, metadata=CLIENT, timeout=3)
         assert [code(answer) async for answer in call] == ["MESSAGE_NOT_FOUND"]
-        assert 1 < time.monotonic() - begun < 2
+        assert 1.5 < time.monotonic() - begun < 2.5, "half of its request time-out is left"
 
 
 @awaited
@@ -265,11 +279,14 @@ def _filter(text: str, kind: int = d.SQL) -> dict[str, Any]:
         ({"group": {"name": "x" * 300}}, "ILLEGAL_CONSUMER_GROUP"),
         ({"message_queue": {"topic": {"name": "../orders"}}}, "ILLEGAL_TOPIC"),
         ({"message_queue": {"topic": {"name": "secret"}}}, "TOPIC_NOT_FOUND"),
-        ({"invisible_duration": {"seconds": 0}}, "ILLEGAL_INVISIBLE_TIME"),
+        ({"invisible_duration": {"seconds": 9, "nanos": 999_000_000}}, "ILLEGAL_INVISIBLE_TIME"),
         ({"invisible_duration": {"seconds": 43_201}}, "ILLEGAL_INVISIBLE_TIME"),
     ],
 )
-def test_what_can_not_be_received_is_refused(warehouse: Path, change: dict[str, Any], expected: str) -> None:
+def test_what_can_not_be_received_is_refused(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.setattr(consumers, "LEAST_S", receiving.LEAST_S)
     fields = {
         "group": {"name": "points"}, "message_queue": {"topic": {"name": "orders"}}, "batch_size": 1,
         "invisible_duration": {"seconds": 60}, **change,
@@ -327,6 +344,7 @@ def test_tables_that_only_spark_reads_are_refused() -> None:
 
 def test_one_client_does_not_take_all_places(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "_MOST_OF_CLIENT", 1)
+    monkeypatch.setattr(consumers, "_REFUSED_S", 0.1)
 
     async def work() -> list[str]:
         async with calls(warehouse) as client:
@@ -421,16 +439,15 @@ def test_a_consumer_hears_how_to_consume() -> None:
         entry = d.SubscriptionEntry(topic={"name": "orders"}, expression=broken)
         bad = d.Settings(client_type=d.PUSH_CONSUMER, subscription={"group": {"name": "g"}, "subscriptions": [entry]})
         await stream.write(s.TelemetryCommand(settings=bad))
-        refused = await stream.read()
-        await stream.done_writing()
-        return good, refused
+        return good, await end_of(stream)
 
-    good, refused = Kafka().serve(work)
+    good, (ended, reason) = Kafka().serve(work)
     settings = good.settings
     assert (code(good), settings.subscription.receive_batch_size, settings.subscription.fifo) == ("OK", 32, False)
     assert settings.backoff_policy.max_attempts == 16
     assert [each.seconds for each in settings.backoff_policy.customized_backoff.next][:3] == [10, 30, 60]
-    assert code(refused) == "ILLEGAL_FILTER_EXPRESSION"
+    assert ended == "INVALID_ARGUMENT"
+    assert reason.startswith("ILLEGAL_FILTER_EXPRESSION: the filter")
 
 
 def test_an_assignment_is_one_queue_at_the_address_by_which_the_client_calls() -> None:
@@ -446,9 +463,6 @@ def test_an_assignment_is_one_queue_at_the_address_by_which_the_client_calls() -
     assert code(asked(topic={"name": "orders"})) == "ILLEGAL_ACCESS_POINT"
     many = d.Endpoints(scheme=d.IPv4, addresses=[d.Address(host="h" * 100, port=1)] * 100)
     assert code(asked(topic={"name": "orders"}, endpoints=many)) == "ILLEGAL_ACCESS_POINT"
-
-
-SIMPLE = d.Settings(client_type=d.SIMPLE_CONSUMER, subscription={"group": {"name": "points"}})
 
 
 def test_a_property_without_a_value_is_left_out(tmp_path: Path) -> None:
@@ -622,13 +636,20 @@ async def test_what_a_simple_consumer_has_that_is_gone_comes_again_before_its_du
 
 
 @awaited
-async def test_one_client_does_not_wait_in_all_calls(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_client_does_not_wait_in_all_calls(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a loop of refused calls slows itself, and does not fill the log."""
     monkeypatch.setattr(consumers, "_MOST_CALLS_OF_CLIENT", 1)
     async with calls(warehouse) as client:
         await client.ack(*await client.receive_all(3))
         waiting = asyncio.create_task(client.answers(wait_s=3))
         await asyncio.sleep(0.5)
-        assert [code(each) for each in await client.answers()] == ["TOO_MANY_REQUESTS"]
+        begun = time.monotonic()
+        for _ in range(2):
+            assert [code(each) for each in await client.answers(wait_s=0.5)] == ["TOO_MANY_REQUESTS"]
+        assert 1 <= time.monotonic() - begun < 2
+        assert caplog.text.count("a client may wait in 1 calls at a time") == 1
         other = await ConsumerCalls(client.stub, OTHER).answers(wait_s=0.1)
         assert [code(each) for each in other] == ["MESSAGE_NOT_FOUND"]
         assert [code(each) for each in await waiting] == ["MESSAGE_NOT_FOUND"]
@@ -638,5 +659,33 @@ async def test_one_client_does_not_wait_in_all_calls(warehouse: Path, monkeypatc
 def test_a_call_waits_a_minute_at_most() -> None:
     request = s.ReceiveMessageRequest()
     request.long_polling_timeout.FromSeconds(43_200)
-    assert receiving.wait_s(request, None) == 60
-    assert receiving.wait_s(request, 10) == 9.5
+    assert receiving.wait_s(request, None, 3) == 60
+    assert receiving.wait_s(request, 10, 0) == 9.5
+
+
+@pytest.mark.parametrize(("await_s", "request_s", "expected"), [(10, 3, 11.5), (10, 10, 15), (0, 3, 1.5), (30, 3, 20)])
+def test_a_call_that_names_no_time_ends_when_half_of_the_request_time_out_is_left(
+    await_s: float, request_s: float, expected: float
+) -> None:
+    """RocketMQ's client for Java 5.0.3 names only a deadline, in which both times are."""
+    assert receiving.wait_s(s.ReceiveMessageRequest(), await_s + request_s, request_s) == expected
+
+
+@awaited
+async def test_groups_that_begin_at_once_join_in_turn(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dozens of them would leave the event loop no time for the calls of others."""
+    joining, most = list[int](), list[int]()
+    real = Consumer.join
+
+    def join(self: Consumer) -> None:
+        joining.append(1)
+        most.append(len(joining))
+        time.sleep(0.05)
+        real(self)
+        joining.pop()
+
+    monkeypatch.setattr(Consumer, "join", join)
+    async with calls(warehouse) as client:
+        groups = [ConsumerCalls(client.stub, group=f"g{n}") for n in range(8)]
+        found = await asyncio.gather(*(each.receive_all(3) for each in groups))
+    assert (len(found), max(most)) == (8, 2)

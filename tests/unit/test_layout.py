@@ -24,7 +24,12 @@ LAYERS = {
         ("coordinator",),
         ("tools",),
     ),
-    "clients": (("daemon_pool", "sql", "tracing"), ("producer", "consumer"), ("delta", "gateway")),
+    "clients": (
+        ("daemon_pool", "renamed", "sql", "tracing"),
+        ("proof_rows",),
+        ("producer", "consumer"),
+        ("delta", "gateway"),
+    ),
     "coordinator": (
         ("counters", "dedup", "resolving", "restarts", "round_log", "settings_publisher"),
         ("landing",),

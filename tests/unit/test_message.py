@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.support.message_values import Name, Number
 from tests.support.namespace import Listener
 
-from commitlake import AsyncTransactionMQProducer, LocalTransactionState, Message, RefusedSend
+from commitlake import ArgumentError, AsyncTransactionMQProducer, LocalTransactionState, Message, RefusedSendError
 from commitlake.clients.producer import default
 from commitlake.config import KafkaConfig
 from commitlake.errors import RecordError
@@ -112,7 +112,7 @@ def test_what_can_not_land_is_refused_before_anything_is_sent_in_every_way(
     setattr(message, name, value)
     send = every_send(lake, message)[way]
     is_first = way == "batch" and name.startswith("del")  # a batch has no delay of any kind
-    with pytest.raises(RefusedSend, match=re.escape("send it alone" if is_first else error)):
+    with pytest.raises(RefusedSendError, match=re.escape("send it alone" if is_first else error)):
         send()
     lake.advance("1h")
     assert (lake.messages("orders"), lake.rejected) == ([], [])
@@ -157,15 +157,17 @@ def test_a_copy_of_a_message_that_was_sent_is_another_message(copied: Callable[[
 def test_what_is_no_message_is_refused(lake: InMemoryCoordinator, given: Any) -> None:
     producer = lake.producer("shop", Listener())
     later = producer.send(Message("orders", "x", delay_seconds=5)).recall_handle
+    transaction = producer.begin_transaction()
     calls: list[Callable[[], object]] = [
         lambda: producer.send(given),
         lambda: producer.send_message_in_transaction(given),
-        lambda: producer.begin_transaction().send(given),
+        lambda: transaction.send(given),
         lambda: producer.reschedule(str(later), given),
     ]
     for call in calls:
-        with pytest.raises(RefusedSend, match="allowed is a Message; nothing was sent"):
+        with pytest.raises(ArgumentError, match="allowed is a Message; nothing was sent"):
             call()
+    assert transaction.send(Message("orders", "x")).transaction_id, "it goes on"
     messages = [Message("orders", "x") for _ in range(3)]
     assert producer.split(each for each in messages) == [messages]  # type: ignore[arg-type]
 

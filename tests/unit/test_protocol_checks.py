@@ -69,6 +69,26 @@ def test_a_check_that_nobody_answers_is_repeated_and_not_counted() -> None:
     assert segment.batch(T + 906_001) == checked(1, repeat=2)
 
 
+def test_a_check_that_nobody_answers_counts_where_it_is_to_as_in_rocketmq() -> None:
+    segment = OneSegment(check_max=3, counts_unanswered=True)
+    segment.batch(T, half())
+    assert segment.batch(T + 6_001) == checked(1)
+    assert segment.batch(T + 36_000) == {}
+    assert segment.batch(T + 36_001) == checked(2)
+    assert segment.batch(T + 37_000, unknown(T + 36_900, check=(0, 1))) == {}, "it comes too late, and changes nothing"
+    assert segment.batch(T + 40_000, unknown(T + 40_000, 1, check=(0, 2))) == {}
+    assert segment.batch(T + 70_000) == checked(3)
+    assert segment.batch(T + 99_999) == {}
+    assert segment.batch(T + 100_000) == CHECK_MAX
+
+
+def test_a_decision_before_the_last_unanswered_check_counts_still_decides() -> None:
+    segment = OneSegment(check_max=1, counts_unanswered=True)
+    segment.batch(T, half())
+    segment.batch(T + 6_001)
+    assert segment.batch(T + 40_000, commit(from_check=True)) == {"DECIDED": [(7, "COMMITTED", "CHECK")]}
+
+
 def test_each_repeat_waits_twice_as_long_as_the_one_before_and_an_hour_at_most() -> None:
     segment, at = OneSegment(retention_ms=2**40), T + 6_001
     segment.batch(T, half())

@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.killing import python
 
 import commitlake
 from commitlake import errors
+from commitlake.clients.renamed import renamed
 from commitlake.errors import root_reason
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +42,7 @@ for message in commitlake.consume("commitlake.yaml", "orders", group="points"):
     message.retry(after="10s")
 try:
     producer.send(Message("orders", b"a book"))
-except commitlake.UncertainSend as error:
+except commitlake.UncertainSendError as error:
     print(error.reason)
 
 
@@ -104,7 +106,7 @@ def test_a_misspelt_name_is_an_attribute_error() -> None:
     ("use", "needless"),
     [
         ("commitlake", {"kafka", "numpy", "pyspark", "delta", "pandas", "pyarrow"}),
-        ("commitlake.UncertainSend", {"kafka", "numpy", "pyspark", "delta", "pandas", "pyarrow"}),
+        ("commitlake.UncertainSendError", {"kafka", "numpy", "pyspark", "delta", "pandas", "pyarrow"}),
         ("commitlake.TransactionMQProducer", {"numpy", "pyspark", "delta", "pandas", "pyarrow"}),
         ("commitlake.consume", {"kafka", "pyspark", "delta"}),
         ("commitlake.read_topic", {"kafka"}),
@@ -155,8 +157,11 @@ def used_without(modules: set[str], names: list[str]) -> list[str]:
     ("extras", "names"),
     [
         ("consumer", ["consume", "MessageBatch", "Consumer", "ReceivedMessage", "delayed"]),
-        ("spark", ["Coordinator", "start"]),
-        ("consumer,spark", ["read_topic", "receipts", "sink", "delta_transaction"]),
+        ("spark", ["Coordinator", "start", "read_table", "ledger", "audit"]),
+        (
+            "consumer,spark",
+            ["read_topic", "receipts", "SparkReceipts", "sink", "delta_transaction", "DeltaTransaction"],
+        ),
     ],
 )
 def test_a_name_without_its_packages_is_an_error_with_the_extra_that_brings_them_all(
@@ -198,7 +203,7 @@ def test_a_module_that_is_missing_and_no_extra_is_an_error_of_its_own() -> None:
     assert used_without({"yaml"}, ["consume"]) == ["consume bare No module named 'yaml'"]
 
 
-WITHIN = {"CatalogAwayError", "GatewayRefusal", "RecordError", "Undecided"}
+WITHIN = {"AnswerError", "CatalogAwayError", "GatewayRefusal", "RecordError", "UndecidedError"}
 """Those that no user of the package sees, but as their base."""
 
 PYTHON_WORKER = """
@@ -231,14 +236,38 @@ def test_every_error_but_those_within_is_public_exported_and_documented() -> Non
     assert {name for name in public if getattr(commitlake, name, None) is not getattr(errors, name)} == set()
     section = (ROOT / "docs" / "reference" / "errors.md").read_text().split("\n## Of the package")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)`[^|]*\| [^|]+ \| ([^|]*)\|$", section, re.MULTILINE)
-    assert sorted(name for name, _ in rows) == errors.__all__
+    assert sorted(name for name, _ in rows) == sorted(name for name in public if getattr(errors, name).__name__ == name)
     assert [name for name, advice in rows if not advice.strip()] == ["CommitLakeError"]
+
+
+def test_the_name_of_an_error_ends_so_and_former_names_still_work() -> None:
+    own = {each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, Exception)}
+    assert [each for each in own if not each.__name__.endswith(("Error", "GatewayRefusal"))] == []
+    assert issubclass(commitlake.FailedSend, commitlake.MQClientException)
+    assert issubclass(commitlake.ArgumentError, ValueError)
+
+
+def test_former_names_of_arguments_still_work_with_a_warning(tmp_path: Path) -> None:
+    @renamed(most="max_attempts")
+    def retry(max_attempts: int) -> int:
+        return max_attempts
+
+    former: Any = retry
+    with pytest.warns(DeprecationWarning, match="the argument most is max_attempts now"):
+        assert former(most=3) == 3
+    receipts: Any = commitlake.receipts
+    conf = {"warehouse": str(tmp_path / "warehouse")}
+    with pytest.warns(DeprecationWarning, match=r"write commitlake.receipts\(conf, topic, group=...\) now"):
+        made = receipts(None, conf, "points", "orders")
+    assert (made._group, made._topic) == ("points", "orders")
+    with pytest.raises(commitlake.ArgumentError, match="group: '' is not allowed"):
+        receipts(conf, "orders")
 
 
 def test_every_error_has_the_one_root() -> None:
     for name in [*errors.__all__, *WITHIN]:
         assert issubclass(getattr(errors, name), commitlake.CommitLakeError)
-    assert issubclass(commitlake.UncertainSend, commitlake.MQClientException)
+    assert issubclass(commitlake.UncertainSendError, commitlake.ProducerError)
 
 
 def test_no_other_file_has_an_error_that_a_user_of_the_package_sees() -> None:

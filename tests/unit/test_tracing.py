@@ -23,7 +23,7 @@ from tests.support.topic_table import message as row
 from tests.support.topic_table import write
 
 import commitlake
-from commitlake import LocalTransactionState, Message, MessageExt, RefusedSend, TransactionListener
+from commitlake import LocalTransactionState, Message, MessageExt, RefusedSendError, TransactionListener
 from commitlake.clients import tracing
 from commitlake.clients.consumer.runner import traced
 from commitlake.clients.producer import AsyncTransactionMQProducer
@@ -201,13 +201,13 @@ def test_what_a_span_processor_raises_changes_neither_a_send_nor_a_decision(
 
 def test_a_send_that_fails_is_a_span_with_an_error(collector: Collector) -> None:
     with InMemoryCoordinator().producer("shop", fault=Fault.KAFKA_AWAY) as producer:
-        with pytest.raises(commitlake.FailedSend):
+        with pytest.raises(commitlake.FailedSendError):
             producer.send(Message("orders", ""))
-        with pytest.raises(RefusedSend):
+        with pytest.raises(RefusedSendError):
             producer.send([])
     failed, refused = collector.spans
     assert failed.status.status_code is refused.status.status_code is StatusCode.ERROR
-    assert [attributes(span, "error.type") for span in (failed, refused)] == [["FailedSend"], ["RefusedSend"]]
+    assert [attributes(span, "error.type") for span in (failed, refused)] == [["FailedSendError"], ["RefusedSendError"]]
 
 
 # local transactions and checks

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from importlib import import_module
 from typing import Any
 
-from commitlake.errors import MQClientException
+from commitlake.errors import ArgumentError
 
 AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
 _ALLOWED = "allowed are a connection of sqlite3 or psycopg 3, and one or a session of SQLAlchemy; none of asyncio's"
@@ -18,7 +18,7 @@ class Sql:
     """Statements with parameters that are written `:name`.
 
     Raises:
-        MQClientException: `given` is no such connection, commits each statement, or has several databases.
+        ArgumentError: `given` is no such connection, commits each statement, or has several databases.
     """
 
     def __init__(self, given: Any) -> None:
@@ -26,14 +26,16 @@ class Sql:
         homes = [base.__module__ for base in kind.__mro__]  # of a class of one's own, too
         if not is_lite and not any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in homes):
             msg = f"database= is a {kind.__module__}.{kind.__name__}; {_ALLOWED}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         self.given = given if is_lite else sessions_own(given)
         self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
+        self.was_open = bool(given.in_transaction if is_lite else self.given.in_transaction())
+        """Whether it was in a transaction: the questions below begin one on a session."""
         errors: Any = sqlite3 if is_lite else import_module("sqlalchemy.exc")
         self.duplicate: type[Exception] = errors.IntegrityError
         """The error of an id that is there already, and of other constraints."""
         if self._commits_by_itself():
-            raise MQClientException(AUTOCOMMIT)
+            raise ArgumentError(AUTOCOMMIT)
 
     @property
     def dialect(self) -> tuple[str, str]:
@@ -44,10 +46,15 @@ class Sql:
 
     def begin(self) -> None:
         """Begin a transaction where none is open, so that a savepoint can't be one."""
-        if self._alchemy is not None and not self.given.in_transaction():
+        if self._alchemy is None:
+            if not self.given.in_transaction:
+                self.given.execute("BEGIN")
+            return
+        if not self.given.in_transaction():
             self.given.begin()  # a later block `with connection.begin()` then can't end it
-        if isinstance(raw := self._driver(), sqlite3.Connection) and not raw.in_transaction:
-            raw.execute("BEGIN")
+        connection = self._connection()
+        if self.dialect[0] == "sqlite" and not connection.connection.driver_connection.in_transaction:
+            connection.exec_driver_sql("BEGIN")
 
     def value(self, sql: str, **values: object) -> Any:
         """The one column of the first row; None without a row."""
@@ -68,28 +75,24 @@ class Sql:
     def _dialect(self) -> Any:
         return getattr(self.given, "dialect", None) or self.given.get_bind().dialect
 
-    def _driver(self) -> Any:
-        """The driver's own connection."""
-        if self._alchemy is None:
-            return self.given
-        found = self.given.connection  # a method of a session; a connection's pooled connection
-        return (found().connection if callable(found) else found).driver_connection
+    def _connection(self) -> Any:
+        """SQLAlchemy's connection, also of a session."""
+        return self.given.connection() if callable(self.given.connection) else self.given
 
     def _commits_by_itself(self) -> bool:
-        raw = self._driver()
-        if isinstance(raw, sqlite3.Connection):
+        raw = self.given if self._alchemy is None else self._connection().connection.dbapi_connection
+        if self.dialect[0] == "sqlite":
             return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
         with suppress(AttributeError, NotImplementedError):
             return bool(self._dialect().detect_autocommit_setting(raw))
-        connection = self.given.connection() if callable(self.given.connection) else self.given
-        return bool(connection.get_isolation_level() == "AUTOCOMMIT")
+        return bool(self._connection().get_isolation_level() == "AUTOCOMMIT")
 
 
 def sessions_own(given: Any) -> Any:
     """The session behind a `scoped_session`; anything else as it is.
 
     Raises:
-        MQClientException: the session commits with a transaction around it, or has several databases.
+        ArgumentError: the session commits with a transaction around it, or has several databases.
     """
     orm = import_module("sqlalchemy.orm")
     session = given() if isinstance(given, orm.scoped_session) else given
@@ -97,8 +100,8 @@ def sessions_own(given: Any) -> Any:
         several = getattr(session, "binds", None) or vars(session).get("_Session__binds")  # of SQLAlchemy 2.1, 2.0
         if several or session.bind is None or type(session).get_bind is not orm.Session.get_bind:
             msg = f"database= is a session that chooses among databases; {_ONE}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         if hasattr(session.bind, "in_transaction"):
             msg = f"database= is a session on a connection, whose own transaction may still roll back; {_ONE}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
     return session

@@ -26,7 +26,7 @@ from commitlake.config.sections import (
     TransactionConfig,
 )
 from commitlake.config.values import duration, plain
-from commitlake.errors import ConfigError
+from commitlake.errors import ArgumentError, ConfigError
 from commitlake.protocol.durations import duration_text
 from commitlake.protocol.wire import Settings
 
@@ -186,6 +186,7 @@ def of(conf: Conf) -> Config:
     """Return the `Config` of a configuration as callers give it: itself, the path of a file, or its keys and values.
 
     Raises:
+        ArgumentError: it is none of these.
         ConfigError: the file is not readable, a key is unknown or a value is not allowed.
     """
     if isinstance(conf, Config):
@@ -196,7 +197,7 @@ def of(conf: Conf) -> Config:
         return load(os.fspath(conf))
     except TypeError as error:
         msg = f"the configuration is {conf!r:.100}; give the path of a YAML file, or a map of keys to values"
-        raise ConfigError(msg) from error
+        raise ArgumentError(msg) from error
 
 
 def _read_file(path: str | os.PathLike[str]) -> Mapping[str, object]:

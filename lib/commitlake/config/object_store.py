@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from commitlake.errors import ConfigError
+from commitlake.errors import ArgumentError
 
 _ENDPOINT = "AWS_ENDPOINT_URL"
 
@@ -32,11 +32,11 @@ def storage_options(
             without AWS_ALLOW_HTTP.
 
     Raises:
-        ConfigError: `given` is no map of texts to texts.
+        ArgumentError: `given` is no map of texts to texts.
     """
     options = {} if given is None else given() if callable(given) else given
     if not isinstance(options, Mapping) or not all(isinstance(each, str) for pair in options.items() for each in pair):
         msg = "storage_options: give a map of deltalake's options to texts, such as {'AWS_REGION': 'eu-central-1'}"
-        raise ConfigError(msg)
+        raise ArgumentError(msg)
     plain = environment.get(_ENDPOINT, "").lower().startswith("http://")
     return {**({"allow_http": "true"} if plain else {}), **options} or None

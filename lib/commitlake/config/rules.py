@@ -15,4 +15,5 @@ def rules_of(timing: TransactionConfig) -> Rules:
         check_max=timing.check_max,
         retention_ms=timing.retention_ms,
         op_park_ms=timing.op_park_time_ms,
+        counts_unanswered=timing.counts_unanswered,
     )

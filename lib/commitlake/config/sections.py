@@ -61,6 +61,21 @@ class KafkaConfig:
         is_known = self.is_embedded and self.embedded_port
         return replace(self, bootstrap_servers=f"127.0.0.1:{self.embedded_port}") if is_known else self
 
+    def with_address(self) -> KafkaConfig:
+        """This configuration, as `reached` has it.
+
+        Raises:
+            ConfigError: it names an embedded broker whose port only its coordinator knows.
+        """
+        found = self.reached()
+        if found.is_embedded:
+            msg = (
+                "kafka.bootstrap_servers: 'embedded' is not allowed here; give the address on the coordinator's READY "
+                "line (with --set kafka.bootstrap_servers=HOST:PORT), or fix its port with kafka.embedded_port"
+            )
+            raise ConfigError(msg)
+        return found
+
     @property
     def isolation_level(self) -> str:
         """Which records of Kafka transactions land: by default those of committed ones."""
@@ -133,6 +148,7 @@ class TransactionConfig:
         retention_ms: age at which an open transaction is discarded.
         op_park_time_ms: how long an op waits for its half message.
         reject: whether new half messages are rejected.
+        unanswered: `wait` for the answer of a check, or `count` the check without one.
     """
 
     timeout_ms: int
@@ -142,11 +158,17 @@ class TransactionConfig:
     retention_ms: int
     op_park_time_ms: int
     reject: bool
+    unanswered: str = "wait"
 
     @property
     def hangs_after_ms(self) -> int:
         """Age from which a pending transaction counts as hanging: its group had time for three answers that end it."""
         return self.timeout_ms + 3 * self.check_interval_ms
+
+    @property
+    def counts_unanswered(self) -> bool:
+        """Whether a check counts that nobody answers."""
+        return self.unanswered == "count"
 
 
 @dataclass(frozen=True)

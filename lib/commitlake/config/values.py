@@ -154,6 +154,18 @@ def duration(lowest_ms: int = 0) -> Callable[[object], int]:
     return parse
 
 
+def choice(*allowed: str) -> Callable[[object], str]:
+    """Return a parser of one of some words."""
+
+    def parse(value: object) -> str:
+        if value not in allowed:
+            msg = " or ".join(allowed)
+            raise ValueError(msg)
+        return str(value)
+
+    return parse
+
+
 def size(value: object) -> int:
     """Parse a size such as `4MiB` to bytes."""
     match = _SIZE.fullmatch(str(value).strip())

@@ -31,6 +31,7 @@ from commitlake.kafka.embedded import provide
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import Duration, seconds
 from commitlake.spark import cluster, session
+from commitlake.spark.process import PROGRESS
 from commitlake.tables import Warehouse, typed_topics
 from commitlake.throttled import ThrottledWarning
 
@@ -137,6 +138,7 @@ class Coordinator:
         cluster.check(self.spark, self.config)
         session.apply_settings(self.spark, self.config)  # again, now that all executors are there
         self._lock = self._stack.enter_context(fencing.lock(self.config, self.spark))  # its error names who runs
+        PROGRESS.info("Spark runs; connecting to Kafka: %s", self.config.kafka.bootstrap_servers)
         self.config = self._stack.enter_context(provide(self.config))
 
     def _begin(self, *, available_now: bool = False) -> None:

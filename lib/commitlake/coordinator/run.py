@@ -42,6 +42,7 @@ from commitlake.kafka.log_ends import Offsets
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.spark import checkpoints
 from commitlake.spark.callbacks import held_weakly
+from commitlake.spark.process import PROGRESS
 from commitlake.tables import Warehouse
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,9 @@ class Run:
         watermark.ask(asked, begin.ends)
         with ThreadPoolExecutor(1) as pool:
             built = pool.submit(Classification.of, self.config)
+            PROGRESS.info("reading from the tables what is open")
             found = self._recovered(begin.position, known.names)  # step 3
+        PROGRESS.info("starting the queries")
         # After the batch that a kill cut short is complete.
         dedup = DedupIndex(self.warehouse, self.config.topics.dedup, self._clock)
         steps = built.result()

@@ -11,7 +11,7 @@ from typing import Any
 
 from commitlake.config import Config, KafkaConfig
 from commitlake.config.values import LARGEST_MESSAGE
-from commitlake.errors import ConfigError, SetupError
+from commitlake.errors import ArgumentError, ConfigError, SetupError
 from commitlake.kafka import refusals
 from commitlake.protocol.topic_names import MAX_LENGTH
 from commitlake.spark import preflight
@@ -261,10 +261,10 @@ def check_option_names(options: Mapping[str, str]) -> None:
     All other unknown names may be options that only Java's clients have.
 
     Raises:
-        ConfigError: a name is mistyped; the error has the nearest known name.
+        ArgumentError: a name is mistyped; the error has the nearest known name.
     """
     known = {*_COMMON, *_GROUP, *_RENAMED, *_JAVA.split()}
     for name in options:
         if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)):
             msg = f"kafka.options.{name} is not allowed; did you mean {near[0]}?"
-            raise ConfigError(msg)
+            raise ArgumentError(msg)

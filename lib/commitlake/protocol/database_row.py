@@ -18,6 +18,8 @@ TABLE = "commitlake_transactions"
 DATABASE = "database"
 """Id of the row whose `state` names the database, so that a check of another one is not believed."""
 COMMITTED, REVOKED = "COMMITTED", "REVOKED"
+HANDLING, HANDLED = "HANDLING", "HANDLED"
+"""The `state` of a consumer's row, whose block has not ended, and has. Its id is no local transaction's."""
 CREATE = f"CREATE TABLE {TABLE} (id VARCHAR(64) PRIMARY KEY, state VARCHAR(64) NOT NULL, at BIGINT NOT NULL)"
 """`at` is ms since epoch, UTC."""
 KEPT_MS = 30 * DAY_MS

@@ -6,7 +6,7 @@ import math
 import re
 from datetime import timedelta
 
-from commitlake.errors import ConfigError
+from commitlake.errors import ArgumentError
 
 HOUR_MS = 3_600_000
 _MOST_MS = 2**63 - 1
@@ -47,10 +47,10 @@ def seconds(name: str, given: object) -> float:
         given: a `Duration`, or a value of the user's that should be one.
 
     Raises:
-        ConfigError: `given` is not a `Duration`, or too long.
+        ArgumentError: `given` is not a `Duration`, or too long.
     """
     ms = duration_ms(given)
     if ms is None or ms > _MOST_MS:
         msg = f"{name}: {given!r} is not allowed; give a text such as 500ms or 5m, seconds from 0 up, or a timedelta"
-        raise ConfigError(msg)
+        raise ArgumentError(msg)
     return ms / 1_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from commitlake.errors import RecordError, RefusedSend
+from commitlake.errors import RecordError, RefusedSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import RecallRecord
 
@@ -21,7 +21,7 @@ def decode_handle(handle: str) -> RecallRecord:
     """The recall of the delayed message that `handle` names.
 
     Raises:
-        RefusedSend: it is not a handle of this version.
+        RefusedSendError: it is not a handle of this version.
     """
     try:
         version, topic, place, msg_id = base64.b64decode(handle, altchars=b"-_", validate=True).decode().split(" ", 3)
@@ -31,4 +31,4 @@ def decode_handle(handle: str) -> RecallRecord:
         pass
     why = "; a message without a delay has none" if handle is None else ""
     msg = f"{str(handle)[:100]!r} is not a recall handle{why}; pass the recall_handle of a delayed message's SendResult"
-    raise RefusedSend(msg)
+    raise RefusedSendError(msg)

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import Any, NamedTuple
-from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 from commitlake.config import CatalogConfig, Config
 from commitlake.config.locations import CATALOG
 from commitlake.config.object_store import storage_options
 from commitlake.config.secret_references import resolve
-from commitlake.config.terminal import printable
-from commitlake.errors import CatalogAwayError, ConfigError, NoTableError, WarehouseError
+from commitlake.errors import (
+    AnswerError,
+    CatalogAwayError,
+    CommitLakeError,
+    ConfigError,
+    NoTableError,
+    WarehouseError,
+)
 from commitlake.protocol import topic_names
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import HOUR_MS
 from commitlake.reading.table import Options, is_table, refuse_for_spark
+from commitlake.reading.web import asked
+
+log = logging.getLogger(__name__)
 
 _TOPICS = "topics/"
 _PATIENCE_S = 10.0
 _LOOK_AGAIN_S, _AGAIN_MS = 60.0, 30_000
 """A table's place is asked for again after so long; so are credentials that are still valid, after a failure."""
+_BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _OPTIONS = {
     "aws_temp_credentials": {
         "access_key_id": "AWS_ACCESS_KEY_ID",
@@ -114,7 +121,10 @@ class _Table:
         """The directory or URI of the table."""
         with self._lock:
             self._look()
-            place = str(self._found.get("storage_location"))
+            place = str(self._found.get("storage_location") or "")
+        if not place:
+            msg = f"catalog.url: {self._catalog.url} names no place of {self._name}; give a table, and not a view"
+            raise WarehouseError(msg)
         refuse_for_spark(place)
         return place
 
@@ -141,9 +151,10 @@ class _Table:
             self._look()
             wanted = {"table_id": self._found.get("table_id"), "operation": "READ"}
             told = _asked(self._catalog, "temporary-table-credentials", self._name, wanted)
-        except CatalogAwayError:
+        except CommitLakeError as error:  # also a token that has expired, and is being replaced
             if (now := now_ms()) >= self._expires_ms:
                 raise
+            log.warning("the credentials of %s are not renewed, and still valid: %s", self._name, error)
             self._renew_at_ms = min(now + _AGAIN_MS, self._expires_ms)
             return
         given = {kind: told.get(kind) or {} for kind in _OPTIONS}
@@ -185,18 +196,11 @@ def _asked(catalog: CatalogConfig, path: str, table: str, body: object = None) -
         CatalogAwayError: it does not answer now.
         WarehouseError: it refuses.
     """
-    data = None if body is None else json.dumps(body).encode()
-    request = Request(f"{catalog.url}/{path}", data, {"Content-Type": "application/json"})
-    if catalog.token:  # not sent on to where the answer may redirect to
-        request.add_unredirected_header("Authorization", f"Bearer {_token(catalog)}")
+    proof = f"Bearer {_token(catalog)}" if catalog.token else ""
     try:
-        with urlopen(request, timeout=_PATIENCE_S) as answer:
-            return dict(json.load(answer))
-    except HTTPError as error:
+        return asked(f"{catalog.url}/{path}", _PATIENCE_S, proof, body)
+    except AnswerError as error:
         raise _refusal(catalog, table, error) from None
-    except (OSError, HTTPException, ValueError, TypeError) as error:
-        msg = f"catalog.url: {catalog.url} does not answer about {table}: {error}; check the URL, or wait"
-        raise CatalogAwayError(msg) from error
 
 
 def _token(catalog: CatalogConfig) -> str:
@@ -207,13 +211,11 @@ def _token(catalog: CatalogConfig) -> str:
     return token
 
 
-def _refusal(catalog: CatalogConfig, table: str, error: HTTPError) -> WarehouseError:
-    with error:
-        said = printable(error.read(1_000).decode(errors="replace").replace("\n", " "))[:200]
-    told = f"{catalog.url} answers {error.code} about {table}: {said}"
-    if error.code == HTTPStatus.NOT_FOUND:
-        return NoTableError(f"there is no table {table} in the catalog at {catalog.url}; check the name, or wait")
-    if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code == HTTPStatus.TOO_MANY_REQUESTS:
-        return CatalogAwayError(f"catalog.url: {told}; wait, or look after the catalog")
+def _refusal(catalog: CatalogConfig, table: str, error: AnswerError) -> WarehouseError:
+    told = f"catalog.url: asked about {table}, {catalog.url} {error}"
+    if error.status == HTTPStatus.NOT_FOUND:
+        return NoTableError(f"there is no table {table} in the catalog: {catalog.url} {error}; check both, or wait")
+    if error.status is None or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR or error.status in _BUSY:
+        return CatalogAwayError(f"{told}; check the URL, or wait")
     grants = "USE CATALOG, USE SCHEMA, EXTERNAL USE SCHEMA and SELECT"
-    return WarehouseError(f"catalog.token: {told}; check the token, and that its owner has {grants}")
+    return WarehouseError(f"{told}; check the URL, catalog.token, and that its owner has {grants}")

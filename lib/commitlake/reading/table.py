@@ -192,7 +192,7 @@ class Snapshot:
                 return found
         with suppress(WarehouseError, DeltaError, OSError):  # opened again below, which works or raises
             found.refresh()
-            if found._begins_the_log() and found.column_names() == found.schema.names:
+            if found._begins_the_log() and features.columns(found.delta, place)[0] == found.schema:
                 return found
         found = _SHARED[key] = cls(place, options)
         return found

@@ -18,6 +18,8 @@ from commitlake.errors import CommitLakeError, root_reason
 from commitlake.spark import log_lines
 
 log = logging.getLogger(__name__)
+PROGRESS = logging.getLogger("commitlake.progress")
+"""Tells the steps of a start. Only its lines of level INFO are shown unless COMMITLAKE_LOG says otherwise."""
 
 # A directory of `submit`: the driver writes its process id and its error there, and finds a stop that came before it.
 MEETING_PLACE = "COMMITLAKE_LAUNCH_DIR"
@@ -216,6 +218,7 @@ def _log_to_terminal() -> None:
     package = logging.getLogger("commitlake")
     package.addHandler(handler)
     package.setLevel(os.environ.get("COMMITLAKE_LOG", "WARNING").upper())
+    PROGRESS.setLevel(logging.NOTSET if "COMMITLAKE_LOG" in os.environ else logging.INFO)
     # kafka-python logs each attempt to connect as an error; what matters reaches the user as a KafkaError.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     # py4j logs a stack trace of an error in a query's function, though that ends the query and is reported as its

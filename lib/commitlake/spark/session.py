@@ -194,14 +194,18 @@ def build(
     return spark
 
 
-def for_reading() -> SparkSession:
-    """Return a session that reads tables: that of a notebook or of Spark Connect, else a new local one."""
+def session() -> SparkSession:
+    """Return a Spark session with Delta: that of a notebook or of Spark Connect, else a new local one.
+
+    Raises:
+        SetupError: no fitting Java, or jars that cannot be resolved.
+    """
     from pyspark.sql import SparkSession
 
     there = SparkSession.getActiveSession()
     if "SPARK_REMOTE" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ:
         return SparkSession.builder.getOrCreate()
-    return there or build(app_name="commitlake-reading", short_lived=True)
+    return there or build(short_lived=True)
 
 
 def is_classic(spark: SparkSession) -> bool:

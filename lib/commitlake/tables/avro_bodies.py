@@ -9,10 +9,11 @@ In a topic with a registry a body begins with the id of the schema that it was w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,6 +21,8 @@ from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from commitlake.tables.schema_registry import SchemaRegistry
+
+log = logging.getLogger(__name__)
 
 END = "__end__"
 """The field in which the mark is found."""
@@ -32,7 +35,7 @@ _ID = (
     "CAST(conv(hex(substring(body, 2, 4)), 16, 10) AS BIGINT), NULL)"
 )
 _MOST_IDS = 256
-"""Ids of one append that are looked up, the most frequent; bodies may have any."""
+"""Ids of one append whose schemas are taken: known ones, then the most frequent of others; bodies may have any."""
 _OPTIONS = {"mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
 
 
@@ -41,13 +44,11 @@ class Avro(NamedTuple):
 
     Attributes:
         schema: the topic's schema (`with_end`).
-        parsed: the type of what it describes.
         registry: has the schemas that bodies were written with; None where that is the topic's.
         writers: those of the rows at hand, by id.
     """
 
     schema: str
-    parsed: StructType
     registry: SchemaRegistry | None = None
     writers: Mapping[int, str] = MappingProxyType({})
 
@@ -74,8 +75,10 @@ def type_of(spark: SparkSession, schema: str) -> DataType:
 def written_by(rows: DataFrame, of: Mapping[str, Avro]) -> dict[str, Avro]:
     """How the rows at hand are parsed, by topic, with the schemas that their registries have: a job over their ids."""
     spark = rows.sparkSession
-    ids = rows.where(F.col("topic").isin([*of])).groupBy("topic", F.expr(_ID).alias("id")).count()
-    found = ids.where("id IS NOT NULL").orderBy(F.desc("count")).limit(_MOST_IDS).collect()
+    asked = rows.where(F.col("topic").isin([*of])).selectExpr("topic", f"{_ID} AS id").where("id IS NOT NULL")
+    known = {number for avro in of.values() if avro.registry for number in avro.registry.known}
+    by_want = F.col("id").isin(known).desc(), F.desc("count")
+    found = asked.groupBy("topic", "id").count().orderBy(*by_want).limit(_MOST_IDS).collect()
     return {
         topic: _with_writers(spark, each, [row["id"] for row in found if row["topic"] == topic])
         for topic, each in of.items()
@@ -84,7 +87,8 @@ def written_by(rows: DataFrame, of: Mapping[str, Avro]) -> dict[str, Avro]:
 
 def _with_writers(spark: SparkSession, avro: Avro, ids: Sequence[int]) -> Avro:
     assert avro.registry is not None
-    return avro._replace(writers=avro.registry.writers(ids, partial(_checked, spark)))
+    found = avro.registry.writers(ids, partial(_checked, spark))
+    return avro._replace(writers={number: each for number, each in found.items() if _fits(each, avro.schema)})
 
 
 def _checked(spark: SparkSession, schema: str) -> str:
@@ -94,13 +98,41 @@ def _checked(spark: SparkSession, schema: str) -> str:
     return marked
 
 
-def parsed(avro: Avro) -> Column:
-    """The body, parsed; it has the field `END` too."""
+@cache
+def _fits(writer: str, reader: str) -> bool:
+    """Whether numbers of both schemas count the same; Avro itself would read 12.50 as 0.1250, and ms as us."""
+    own, wanted = (dict(_units(json.loads(each), {})) for each in (writer, reader))
+    wrong = [path for path in own.keys() & wanted.keys() if own[path] != wanted[path]]
+    for path in wrong:
+        text = "bodies whose schema has %s of %s have no value, UNKNOWN_SCHEMA: in the topic's schema it is of %s"
+        log.warning(text, path, own[path], wanted[path])
+    return not wrong
+
+
+def _units(kind: Any, named: dict[str, Any], path: str = "value") -> Iterator[tuple[str, str]]:
+    """What the numbers of a schema count, by path: logical types, and scales of decimals."""
+    if isinstance(kind, list):
+        for each in kind:
+            yield from _units(each, named, path)
+    if not isinstance(kind, dict):
+        kind = named.get(str(kind).rpartition(".")[2], {})
+    if "name" in kind:
+        named[str(kind["name"]).rpartition(".")[2]] = kind
+    if "logicalType" in kind:
+        yield path, f"{kind['logicalType']} {kind.get('scale', 0)}"
+    for field in kind.get("fields", ()):
+        yield from _units(field["type"], named, f"{path}.{field['name']}")
+    for name, below in (("items", "[]"), ("values", "[]"), ("type", "")):
+        if name in kind:
+            yield from _units(kind[name], named, path + below)
+
+
+def parsed(avro: Avro, kind: StructType) -> Column:
+    """The body, parsed to a type; it has the field `END` too."""
     if avro.registry is None:
         return from_avro(F.expr(_MARKED.format("body")), avro.schema, _OPTIONS)
-    kind = StructType([*avro.parsed, StructField(END, BinaryType())])
     body, options = F.expr(_MARKED.format("substring(body, 6)")), {**_OPTIONS, "avroSchema": avro.schema}
-    found = F.when(F.lit(False), F.lit(None).cast(kind))
+    found = F.when(F.lit(False), F.lit(None).cast(StructType([*kind, StructField(END, BinaryType())])))
     for number, writer in avro.writers.items():
         found = found.when(F.expr(_ID) == number, from_avro(body, writer, options))
     return found

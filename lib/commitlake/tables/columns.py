@@ -6,7 +6,10 @@ Spark parses the same text in less time than one call takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from commitlake.protocol.encoding import OFFSET_BITS
 
@@ -52,3 +55,19 @@ def visible_at_sql(at_ms: int) -> str:
     reads by time missed the row. `at_ms` is Kafka's time, ms since epoch, UTC.
     """
     return f"greatest(timestamp_millis({at_ms}L), stored_at) AS visible_at"
+
+
+def any_sql(path: str, kind: DataType, wrong: Callable[[DataType], str | None]) -> str:
+    """Whether any value is wrong in a column of a type, however deep; empty if none of its types has a condition.
+
+    `wrong` gives the condition on a value of a type, with `{}` for the value; None for a type without one.
+    """
+    if isinstance(kind, MapType):
+        return any_sql(f"map_values({path})", ArrayType(kind.valueType), wrong)
+    if isinstance(kind, ArrayType):
+        inner = any_sql("each", kind.elementType, wrong)
+        return f"exists({path}, each -> {inner})" if inner else ""
+    if isinstance(kind, StructType):
+        below = (any_sql(f"{path}.`{field.name}`", field.dataType, wrong) for field in kind)
+        return " OR ".join(filter(None, below))
+    return (wrong(kind) or "").format(path)

@@ -6,21 +6,18 @@ no value.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from http.client import HTTPException
-from typing import Any
-from urllib.error import HTTPError
+from http import HTTPStatus
 from urllib.parse import quote, unquote, urlsplit
-from urllib.request import Request, urlopen
 
 from commitlake.config.secret_references import resolve
-from commitlake.errors import ConfigError, root_reason
+from commitlake.errors import AnswerError, ConfigError, root_reason
+from commitlake.reading.web import asked
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +28,8 @@ _PAUSE_S = 30.0
 """So long a registry that is away, or an id that it does not know, is not asked for again."""
 _MOST_ABSENT = 10_000
 """Ids that are remembered as not known: a body may have any."""
-_ABSENT = 404
+_OF_AN_ID = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""Refusals of one id: a body may have one that no registry can have, and others must not wait for it."""
 
 
 class SchemaRegistry:
@@ -49,6 +47,11 @@ class SchemaRegistry:
         """By id, and for the registry as a whole, by the monotonic clock."""
         self._lock = threading.Lock()
 
+    @property
+    def known(self) -> Collection[int]:
+        """The ids whose schemas it has told."""
+        return [*self._known]
+
     def latest(self, subject: str) -> str:
         """The newest schema of a subject, as it was when it was first asked for.
 
@@ -57,12 +60,11 @@ class SchemaRegistry:
         """
         if subject not in self._latest:
             try:
-                answer = self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
-                self._latest[subject] = str(answer["schema"])
-            except (OSError, HTTPException, ValueError, KeyError) as error:
+                self._latest[subject] = self._ask(f"/subjects/{quote(subject, safe='')}/versions/latest")
+            except AnswerError as error:
                 msg = (
-                    f"{_KEY}: the schema of {subject!r} can't be had: {root_reason(error)}; start the registry, "
-                    "or correct its URL or the subject"
+                    f"{_KEY}: the schema of {subject!r} can't be had: the registry {error}; start it, or correct its "
+                    "URL or the subject"
                 )
                 raise ConfigError(msg) from error
         return self._latest[subject]
@@ -85,28 +87,47 @@ class SchemaRegistry:
     def _learn(self, number: int, checked: Callable[[str], str]) -> None:
         away: int | None = number
         try:
-            self._known[number] = checked(str(self._ask(f"/schemas/ids/{number}")["schema"]))
+            self._known[number] = checked(self._ask(f"/schemas/ids/{number}"))
             return
-        except (OSError, HTTPException) as error:  # an HTTPError is one
-            away = number if isinstance(error, HTTPError) and error.code == _ABSENT else None
-            told = root_reason(error)
-        except Exception as error:  # of Avro in Spark's JVM, or no JSON
+        except AnswerError as error:
+            away, told = number if error.status in _OF_AN_ID else None, f"the registry {error}"
+        except Exception as error:  # of Avro in Spark's JVM
             told = root_reason(error)
         if len(self._quiet_until_s) > _MOST_ABSENT:
             self._quiet_until_s.clear()
         self._quiet_until_s[away] = time.monotonic() + _PAUSE_S
         log.warning("bodies with the schema %d have no value for now, UNKNOWN_SCHEMA: %s", number, told)
 
-    def _ask(self, path: str) -> Any:
-        url = urlsplit(resolve(_KEY, self._address))
-        if url.scheme not in ("http", "https"):
-            msg = f"{_KEY}: its scheme is {url.scheme!r}; allowed is a URL of http or https"
-            raise ConfigError(msg)
-        user, at, host = url.netloc.rpartition("@")
-        proof = {"Authorization": f"Basic {b64encode(unquote(user).encode()).decode()}"} if at else {}
-        asked = Request(f"{url.scheme}://{host}{url.path.rstrip('/')}{path}", headers=proof)
-        with urlopen(asked, timeout=_TIMEOUT_S) as answer:
-            return json.load(answer)
+    def _ask(self, path: str) -> str:
+        """The schema in the answer."""
+        url, authorization = _parts(resolve(_KEY, self._address))
+        found = asked(f"{url}{path}", _TIMEOUT_S, authorization).get("schema")
+        if not isinstance(found, str):
+            msg = f"gives no schema at {path}"
+            raise AnswerError(msg)
+        return found
+
+
+def _parts(address: str) -> tuple[str, str]:
+    """The URL without its user and password, and the header that has them.
+
+    Raises:
+        ConfigError: it is no such URL; the error does not show it.
+    """
+    try:
+        url = urlsplit(address)
+        is_url = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.query + url.fragment
+    except ValueError:  # a port that is none: what stands before a `/` of a password
+        is_url = False
+    if not is_url:
+        msg = (
+            f"{_KEY}: what it names is no URL; allowed is http or https://HOST:PORT/PATH, with USER:PASSWORD@ before "
+            "the host where it needs them; write / in a password as %2F, # as %23 and ? as %3F"
+        )
+        raise ConfigError(msg)
+    user, at, host = url.netloc.rpartition("@")
+    proof = f"Basic {b64encode(unquote(user).encode()).decode()}" if at else ""
+    return f"{url.scheme}://{host}{url.path.rstrip('/')}", proof
 
 
 @cache

@@ -80,6 +80,7 @@ class TableLayout:
         checkpoint_interval: Commits after which Delta writes a checkpoint. Tables get a commit a second: with the
             default of 10 every tenth commit took 3 to 5 s.
         comment: What the table is, for those who look at it in a catalog.
+        more: Further properties, which nothing but CommitLake heeds.
     """
 
     schema: StructType
@@ -88,6 +89,7 @@ class TableLayout:
     append_only: bool = False
     checkpoint_interval: int = 50
     comment: str = ""
+    more: tuple[tuple[str, str], ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -103,6 +105,7 @@ class TableLayout:
             "delta.checkpointInterval": str(self.checkpoint_interval),
             STATISTICS: ",".join(self.stats),
             **({APPEND_ONLY: "true"} if self.append_only else {}),
+            **dict(self.more),
         }
 
 

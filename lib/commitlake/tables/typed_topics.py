@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,8 +39,9 @@ from commitlake.config.values import AVRO, SUBJECT, TopicSchema
 from commitlake.errors import ConfigError, root_reason
 from commitlake.spark.frames import to_arrow, typed
 from commitlake.spark.parallel import run_all
-from commitlake.tables import avro_bodies
+from commitlake.tables import avro_bodies, json_bodies
 from commitlake.tables.avro_bodies import Avro
+from commitlake.tables.columns import any_sql
 from commitlake.tables.names import topic_table
 from commitlake.tables.schema_registry import registry
 from commitlake.tables.schemas import STATISTICS, TOPIC, TableLayout
@@ -46,9 +49,11 @@ from commitlake.tables.schemas import STATISTICS, TOPIC, TableLayout
 if TYPE_CHECKING:
     from commitlake.tables.warehouse import Warehouse
 
+log = logging.getLogger(__name__)
+
 VALUE, ERROR = "value", "value_error"
-_UNFIT = "__unfit__"
-"""The field in which Spark's parser puts a text that does not fit; it nulls a field of a wrong type, and goes on."""
+_LAST_SCHEMA = "commitlake.schema"
+"""The table property that has the schema of a subject, in base64, as it was at the last start that had one."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFUSED = (VariantType, TimestampNTZType, NullType, AnsiIntervalType, CalendarIntervalType)
 """Types that Delta has not, that readers without Spark refuse, or for which a table needs a feature that they lack."""
@@ -58,12 +63,6 @@ _EXACT_DIGITS = 15
 """Digits of a decimal that a number of JSON has in every reader."""
 _MOST_TOGETHER = 16
 """Topics that one job parses: each row has the columns of all of them on its way to the driver."""
-_FAULTS = (
-    "CASE WHEN coalesce(CAST(body AS STRING), '') RLIKE '^\\\\s*$' THEN 'EMPTY' "  # Spark's parser marks nothing
-    # It would take the first object of a list, and ignore what follows an object.
-    "WHEN NOT CAST(body AS STRING) RLIKE '(?s)^\\\\s*[{{].*[}}]\\\\s*$' THEN 'NO_OBJECT' "
-    f"WHEN {{0}} IS NULL OR {{0}}.{_UNFIT} IS NOT NULL{{1}} THEN 'UNFIT' END"
-)
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,19 @@ class Value:
 
     Attributes:
         column: the column's type: the fields of the schema, and those that the table had before.
+        parsed: the type of a parsed body: the fields of the schema.
         avro: how bodies of Avro are parsed; None for JSON.
+        subject: the schema that a subject of a registry had; empty without one.
     """
 
     column: StructType
+    parsed: StructType
     avro: Avro | None = None
+    subject: str = ""
 
-    @property
-    def parsed(self) -> StructType:
-        """The fields that a parsed body has; of JSON all that the column has."""
-        return self.avro.parsed if self.avro else self.column
+    def properties(self) -> tuple[tuple[str, str], ...]:
+        """What the topic's table notes for a start while the registry is away."""
+        return ((_LAST_SCHEMA, b64encode(self.subject.encode()).decode()),) if self.subject else ()
 
 
 def with_value(layout: TableLayout, value: Value | None) -> TableLayout:
@@ -94,6 +96,7 @@ def with_value(layout: TableLayout, value: Value | None) -> TableLayout:
         layout,
         schema=StructType([*layout.schema.fields, *more]),
         stats=(*layout.stats, *islice(stats, _MOST_STATISTICS)),
+        more=value.properties(),
     )
 
 
@@ -173,11 +176,7 @@ def _with_values(rows: DataFrame, of: Mapping[str, tuple[Column, Value]]) -> Dat
 
 
 def _parsed(value: Value) -> Column:
-    if value.avro:
-        return avro_bodies.parsed(value.avro)
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNFIT}
-    whole = StructType([*value.column.fields, StructField(_UNFIT, StringType())])
-    return F.from_json(F.expr("CAST(body AS STRING)"), whole, options)
+    return avro_bodies.parsed(value.avro, value.parsed) if value.avro else json_bodies.parsed(value.parsed)
 
 
 def _fields(parsed: Column, there: StructType, wanted: StructType) -> Column:
@@ -197,51 +196,64 @@ def _fields(parsed: Column, there: StructType, wanted: StructType) -> Column:
 
 def _faults(parsed: str, value: Value) -> str:
     """SQL of `value_error`. A number for a time is seconds to Spark; milliseconds would be the year 56 000."""
-    times = _times(parsed, value.parsed)
-    wrong = "".join(f" OR year({path}) NOT BETWEEN 1 AND 9999" for path in times)
-    return avro_bodies.faults(parsed, value.avro, wrong) if value.avro else _FAULTS.format(parsed, wrong)
+    far = any_sql(parsed, value.parsed, _far)
+    wrong = f" OR {far}" if far else ""
+    return avro_bodies.faults(parsed, value.avro, wrong) if value.avro else json_bodies.faults(parsed, wrong)
 
 
-def _times(above: str, value: StructType) -> Iterator[str]:
-    for field in value:
-        path = f"{above}.`{field.name}`"
-        if isinstance(field.dataType, StructType):
-            yield from _times(path, field.dataType)
-        elif isinstance(field.dataType, TimestampType | DateType):
-            yield path
+def _far(kind: DataType) -> str | None:
+    return "year({}) NOT BETWEEN 1 AND 9999" if isinstance(kind, TimestampType | DateType) else None
 
 
 def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, Value]:
     """The values of the topics; adds columns and statistics that tables lack.
 
-    Fields that a schema no longer has stay in the table.
+    Fields that a schema no longer has stay in the table. Where a registry is away, or a subject's newest schema does
+    not fit the table, the topic keeps that of the start before: no other topic must wait for it.
 
     Raises:
-        ConfigError: a schema is none, or a field of the table has another type.
+        ConfigError: a schema is none, or a field of the table has another type; and there was none before.
     """
-    wanted = {topic: _value_of(tables.spark, topic, each) for topic, each in schemas.items()}
     found: dict[str, Value] = {}
-    run_all(tables.spark, [partial(_prepare, tables, topic, value, found) for topic, value in wanted.items()])
+    run_all(tables.spark, [partial(_prepare, tables, topic, each, found) for topic, each in schemas.items()])
     return found
 
 
-def _prepare(tables: Warehouse, topic: str, wanted: Value, found: dict[str, Value]) -> None:
+def _prepare(tables: Warehouse, topic: str, given: TopicSchema, found: dict[str, Value]) -> None:
     """Brings the table of a topic to its schema, and notes the column `value` that it then has."""
-    found[topic] = wanted
-    if not tables.holds(name := topic_table(topic)):
+    name = topic_table(topic)
+    if not tables.holds(name):
+        found[topic] = _value_of(tables.spark, topic, given)
         return
-    there = {field.name.lower(): field.dataType for field in tables.read(name).schema}
-    known, error = there.get(VALUE), there.get(ERROR)
-    missing = [f"{VALUE} {wanted.column.simpleString()}", f"{ERROR} STRING"]
-    if isinstance(known, StructType) and isinstance(error, StringType):
-        column, missing = _joined(topic, known, wanted.column)
-        found[topic] = replace(wanted, column=column)
-    elif known is not None or error is not None:
-        msg = f"topics.schemas: the table of {topic} has a column {VALUE} or {ERROR} of its own; rename it first"
-        raise ConfigError(msg)
+    there = tables.read(name).schema
+    last = tables.property(name, _LAST_SCHEMA) if given.schema.startswith(SUBJECT) else None
+    try:
+        found[topic], missing = _fitted(tables.spark, topic, given, there)
+    except ConfigError as error:
+        if last is None:
+            raise
+        log.warning("%s keeps the schema of its subject that it had before: %s", topic, error)
+        before = given._replace(schema=b64decode(last).decode())
+        found[topic], missing = _fitted(tables.spark, topic, before, there)
     if missing:
         tables.add_columns(name, missing)
     _gather_statistics(tables, name, found[topic])
+    for key, text in found[topic].properties():
+        if text != last:
+            tables.set_property(name, key, text)
+
+
+def _fitted(spark: SparkSession, topic: str, given: TopicSchema, there: StructType) -> tuple[Value, list[str]]:
+    """The value of a topic with such a table, and the columns that it lacks, as SQL adds them."""
+    wanted, kinds = _value_of(spark, topic, given), {field.name.lower(): field.dataType for field in there}
+    known, error = kinds.get(VALUE), kinds.get(ERROR)
+    if isinstance(known, StructType) and isinstance(error, StringType):
+        column, missing = _joined(topic, known, wanted.column)
+        return replace(wanted, column=column), missing
+    if known is not None or error is not None:
+        msg = f"topics.schemas: the table of {topic} has a column {VALUE} or {ERROR} of its own; rename it first"
+        raise ConfigError(msg)
+    return wanted, [f"{VALUE} {wanted.column.simpleString()}", f"{ERROR} STRING"]
 
 
 def _gather_statistics(tables: Warehouse, name: str, value: Value) -> None:
@@ -258,9 +270,9 @@ def _gather_statistics(tables: Warehouse, name: str, value: Value) -> None:
 def _value_of(spark: SparkSession, topic: str, given: TopicSchema) -> Value:
     """The value that a schema describes, each field nullable."""
     asked = registry(given.registry) if given.registry else None
-    text = given.schema
+    text, subject = given.schema, ""
     if asked and text.startswith(SUBJECT):
-        text = asked.latest(text.removeprefix(SUBJECT))
+        text = subject = asked.latest(text.removeprefix(SUBJECT))
     try:
         schema = avro_bodies.with_end(text) if given.format == AVRO else None
         found = avro_bodies.type_of(spark, schema) if schema else _of_ddl(spark, text)
@@ -274,7 +286,7 @@ def _value_of(spark: SparkSession, topic: str, given: TopicSchema) -> Value:
             "digits, _, each once in any case, and of types other than VARIANT, TIMESTAMP_NTZ, VOID and INTERVAL"
         )
         raise ConfigError(msg)
-    return Value(found, Avro(schema, found, asked) if schema else None)
+    return Value(found, found, Avro(schema, asked) if schema else None, subject)
 
 
 def _of_ddl(spark: SparkSession, ddl: str) -> DataType:
@@ -292,7 +304,7 @@ def _is_allowed(kind: DataType) -> bool:
         are_names = (
             all(map(_NAME.fullmatch, names))
             and len({*names}) == len(names)
-            and not {_UNFIT, avro_bodies.END} & {*names}
+            and not {json_bodies.UNFIT, avro_bodies.END} & {*names}
         )
         return are_names and all(_is_allowed(field.dataType) for field in kind)
     return not isinstance(kind, _REFUSED)

@@ -17,6 +17,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 
+from commitlake import config as configuration
+from commitlake.config import Conf
 from commitlake.config.locations import CATALOG, is_local
 from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
@@ -301,3 +303,17 @@ class Warehouse(TableReader):
             add_missing_columns(self.spark, self._in_sql(name), self.read(name).columns, TABLES[name])
         else:
             explain_failure(self.locate(name), partial(self._create, name))
+
+
+def read_table(spark: SparkSession, conf: Conf, name: str) -> DataFrame:
+    """Read a table of the warehouse, such as `transactions` or `rejected`; topics are read by `read_topic`.
+
+    Args:
+        spark: a session with Delta, also one of Spark Connect.
+        conf: the coordinator's configuration, its path, or its keys and values; `warehouse` counts.
+        name: its name in the contract, chapter 3.
+
+    Raises:
+        NoTableError: there is no such table. Spark Connect raises Spark's own error, when the rows are read.
+    """
+    return Warehouse(spark, configuration.of(conf).warehouse).read(name)

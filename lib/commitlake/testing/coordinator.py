@@ -14,6 +14,7 @@ from typing import Any
 
 from commitlake import config
 from commitlake.clients.producer import TransactionListener
+from commitlake.clients.producer.default import kafka_of
 from commitlake.config.rules import rules_of
 from commitlake.errors import KafkaError, RecordError, TransactionNotFoundError
 from commitlake.protocol import wire
@@ -106,10 +107,9 @@ class InMemoryCoordinator:
             options: of `TransactionMQProducer`, by name.
         """
         kafka = self.config.kafka
-        given = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix, **options}
         engine = MemoryEngine(kafka.topic_prefix, kafka.queues, self.append)
         link = MemoryLink(kafka, engine, lambda: self.settings)
-        made = InMemoryProducer(group, listener, self, link, **given)
+        made = InMemoryProducer(group, listener, self, link, **{**kafka_of(self.config), **options})
         made.fault = fault
         made.start()
         return made
@@ -167,7 +167,7 @@ class InMemoryCoordinator:
             duration: seconds, a `timedelta`, or a text such as `10m`.
 
         Raises:
-            ConfigError: it is none of these, or negative.
+            ArgumentError: it is none of these, or negative.
         """
         until = self.now + round(1_000 * seconds("duration", duration))
         self._settle()

@@ -12,14 +12,14 @@ from typing import Any, NoReturn, Protocol
 from commitlake.clients.producer import Message, TransactionListener, TransactionMQProducer
 from commitlake.clients.producer.check_reader import Calls
 from commitlake.clients.producer.connection import NOT_RUNNING
-from commitlake.clients.producer.default import SHUTDOWN_MS
+from commitlake.clients.producer.default import SHUTDOWN_S
 from commitlake.clients.producer.engine import Queue, Result
 from commitlake.clients.producer.link import Done, KafkaLink
-from commitlake.clients.producer.plain import Timeout
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.config import KafkaConfig
-from commitlake.errors import FailedSend, UncertainSend
+from commitlake.errors import FailedSendError, UncertainSendError
 from commitlake.protocol import wire
+from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
 from commitlake.testing.codecs import decode_op
@@ -68,7 +68,7 @@ class MemoryEngine:
         name = topic.removeprefix(self._prefix)
         fault = self._befalls(_faults_of(name, record))
         if fault is Fault.KAFKA_AWAY:
-            raise FailedSend(fault.value)
+            raise FailedSendError(fault.value)
         if fault is Fault.CRASH_BEFORE_DECISION:
             self.die(fault)
         is_lost = fault in (Fault.LOST, Fault.DECISION_LOST)
@@ -111,7 +111,7 @@ class MemorySent:
     def __init__(self, at: Position | None) -> None:
         self.outcome = Result[Position]()
         if at is None:
-            self.outcome.set_exception(UncertainSend(_NO_ANSWER))
+            self.outcome.set_exception(UncertainSendError(_NO_ANSWER))
         else:
             self.outcome.set_result(at)
 
@@ -132,7 +132,7 @@ class MemoryLink(KafkaLink):
         """Connect."""
         if self.engine.is_dead:
             msg = "this producer's process has died; make another one, as the process that is started again does"
-            raise FailedSend(msg)
+            raise FailedSendError(msg)
         self._is_started = True
 
     def stop(self, timeout_s: float) -> None:
@@ -154,7 +154,7 @@ class MemoryLink(KafkaLink):
 
     def _started(self) -> MemoryEngine:
         if not self._is_started:
-            raise FailedSend(NOT_RUNNING)
+            raise FailedSendError(NOT_RUNNING)
         return self.engine
 
 
@@ -222,7 +222,7 @@ class InMemoryProducer(TransactionMQProducer):
         """
         self.engine.die()
 
-    def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
+    def shutdown(self, timeout: Duration = SHUTDOWN_S) -> None:
         """Stop answering checks, and disconnect."""
         self._members.leave(self)
         super().shutdown(timeout)

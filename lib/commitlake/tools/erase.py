@@ -120,9 +120,11 @@ def remains(config: Config, wanted: ToErase) -> str:
     if target := config.topics.to_kafka.get(wanted.topic):
         names.append(target)
     forgotten = ", and topics.dedup no longer knows their names" if wanted.topic in config.topics.dedup else ""
+    log = " The log of the topic's table has the least and greatest value of its first fields, for 30 days."
+    logged = log if wanted.topic in config.topics.schemas else ""
     return (
         f"erased{forgotten}. Replaced files stay until maintenance removes them: {tables[1]} for the topic's table, "
-        f"{tables[0]} for the others, and a quarter longer. Kafka has the records until its retention ends, in "
+        f"{tables[0]} for the others, and a quarter longer.{logged} Kafka has the records until its retention ends, in "
         f"{', '.join(names)}; backups, and readers' own copies, are yours to find"
     )
 

@@ -62,6 +62,21 @@ def follow(conf: Config, catalog: Catalog, namespace: str, topic: str) -> Follow
         WarehouseError: the Delta table can't be read, or has what Iceberg can't read; or the Iceberg table of this name
             belongs to another one.
     """
+    name = namespace, topic
+    table = _loaded(catalog, name)  # first: what a run beside this one commits after is a conflict, and not undone
+    delta = _plain(conf, topic)
+    place = f"file://{delta.place}" if is_local(delta.place) else delta.place
+    if table is None:
+        table = _created(catalog, name, place, delta.schema)
+    if table.location().rstrip("/") != place:
+        msg = f"the Iceberg table {'.'.join(name)} is of {table.location()}, not of {place}; give another --namespace"
+        raise WarehouseError(msg)
+    added, removed = _commit(table, delta, place)
+    _expire(table, min(DAY_MS, conf.maintenance.topic_file_retention_ms // 2))
+    return Followed(delta.delta.version(), added, removed)
+
+
+def _plain(conf: Config, topic: str) -> Snapshot:
     delta = Snapshot(*location(conf, f"topics/{topic}"))
     if not delta.is_plain():
         msg = (
@@ -69,22 +84,14 @@ def follow(conf: Config, catalog: Catalog, namespace: str, topic: str) -> Follow
             "rewrite them (REORG TABLE ... APPLY (PURGE)), or drop these table features"
         )
         raise WarehouseError(msg)
-    place = f"file://{delta.place}" if is_local(delta.place) else delta.place
-    table = _opened(catalog, (namespace, topic), place, delta.schema)
-    added, removed = _commit(table, delta, place)
-    _expire(table, min(DAY_MS, conf.maintenance.topic_file_retention_ms // 2))
-    return Followed(delta.delta.version(), added, removed)
+    return delta
 
 
-def _opened(catalog: Catalog, name: tuple[str, str], place: str, schema: pa.Schema) -> Table:
+def _loaded(catalog: Catalog, name: tuple[str, str]) -> Table | None:
     try:
-        table = catalog.load_table(name)
+        return catalog.load_table(name)
     except NoSuchTableError:
-        table = _created(catalog, name, place, schema)
-    if table.location().rstrip("/") != place:
-        msg = f"the Iceberg table {'.'.join(name)} is of {table.location()}, not of {place}; give another --namespace"
-        raise WarehouseError(msg)
-    return table
+        return None
 
 
 def _created(catalog: Catalog, name: tuple[str, str], place: str, schema: pa.Schema) -> Table:
@@ -94,6 +101,7 @@ def _created(catalog: Catalog, name: tuple[str, str], place: str, schema: pa.Sch
         TableProperties.COMMIT_NUM_RETRIES: "0",  # a repeated append would add its files twice
         TableProperties.MANIFEST_MERGE_ENABLED: "true",
         TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
+        TableProperties.METADATA_PREVIOUS_VERSIONS_MAX: "20",  # each names all snapshots of a day: 1 MB for 1 440
     }
     if not catalog.namespace_exists(name[:-1]):
         catalog.create_namespace(name[:-1])

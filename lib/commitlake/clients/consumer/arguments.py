@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from urllib.parse import quote
 
-from commitlake.errors import ConsumerError
+from commitlake.errors import ArgumentError
 from commitlake.protocol.durations import DAY_MS, duration_ms
 
 Start = str | int | datetime
@@ -21,12 +21,12 @@ def seconds(name: str, given: object) -> float:
     """The length in seconds of a duration such as `5m`, 300 or a `timedelta`.
 
     Raises:
-        ConsumerError: `given` is no duration above 0, or one of more than 100 years.
+        ArgumentError: `given` is no duration above 0, or one of more than 100 years.
     """
     ms = duration_ms(given)
     if not ms or ms > _LONGEST_MS:
         msg = f"{name}: {given!r} is not allowed; give a text such as 500ms, 10s or 5m, seconds above 0, or a timedelta"
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     return ms / 1_000
 
 
@@ -34,11 +34,11 @@ def whole(name: str, given: object) -> int:
     """A whole number from 1.
 
     Raises:
-        ConsumerError: `given` is anything else.
+        ArgumentError: `given` is anything else.
     """
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         msg = f"{name}: {given!r:.100} is not allowed; give a whole number from 1"
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     return given
 
 
@@ -46,31 +46,31 @@ def start_ms(given: Start) -> int | None:
     """Where a group begins, ms since epoch, UTC: 0 for the first message, None for the newest.
 
     Raises:
-        ConsumerError: `given` is neither `first`, `newest` nor a time.
+        ArgumentError: `given` is neither `first`, `newest` nor a time.
     """
     if given in _NAMED:
         return _NAMED[str(given)]
     if isinstance(given, datetime):
         if given.tzinfo is None:
             msg = f"start: {given!r} has no time zone; give one, for example datetime.now(UTC)"
-            raise ConsumerError(msg)
+            raise ArgumentError(msg)
         return int(given.timestamp() * 1_000)
     if isinstance(given, int) and (given == 0 or given >= _LEAST_MS):
         return given
     msg = f"start: {given!r} is not allowed; give 'first', 'newest', ms since epoch (13 digits) or an aware datetime"
-    raise ConsumerError(msg)
+    raise ArgumentError(msg)
 
 
 def checked_group(group: str) -> str:
     """The name of a group, as a plain string.
 
     Raises:
-        ConsumerError: the name is no string, empty, or too long.
+        ArgumentError: the name is no string, empty, or too long.
     """
     # Receipts are in a directory `consumer_group=<name>`, percent-encoded; a directory name has at most 255 bytes.
     if not isinstance(group, str) or not 1 <= len(quote(group, safe="", errors="replace")) <= 240:
         msg = f"group: {group!r:.100} is not allowed; give a name of 1 to 240 characters, of which é counts as 6"
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     return str.__str__(group)  # a member of a string Enum becomes its value
 
 
@@ -78,12 +78,12 @@ def topics_of(given: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
     """The names of one or several topics, as plain strings.
 
     Raises:
-        ConsumerError: no name is given, or something else than strings.
+        ArgumentError: no name is given, or something else than strings.
     """
     names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given or ()))
     if not names or not all(isinstance(name, str) and name for name in names):
         msg = f"topic: {given!r:.100} is not allowed; give the name of a topic, or a list of them"
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     return tuple(map(str.__str__, names))  # a member of a string Enum becomes its value
 
 
@@ -91,7 +91,7 @@ def tags_of(given: Tags | None) -> list[str] | None:
     """The tags as a list; None for all, which None, an empty text or `*` mean.
 
     Raises:
-        ConsumerError: no tag is given, or something else than tags.
+        ArgumentError: no tag is given, or something else than tags.
     """
     if given is None or given in ("", "*"):
         return None
@@ -103,6 +103,6 @@ def tags_of(given: Tags | None) -> list[str] | None:
     return [str.__str__(tag) for tag in tags]  # a member of a string Enum becomes its value
 
 
-def _refused(given: object) -> ConsumerError:
+def _refused(given: object) -> ArgumentError:
     allowed = "give a tag, tags joined by ||, such as 'paid || shipped', or a list of tags; None or * for all"
-    return ConsumerError(f"tags: {given!r:.200} is not allowed; {allowed}")
+    return ArgumentError(f"tags: {given!r:.200} is not allowed; {allowed}")

@@ -11,7 +11,8 @@ from commitlake.clients.consumer.consume import Consumer
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES, Handler
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.errors import ConsumerError
+from commitlake.clients.renamed import renamed
+from commitlake.errors import ArgumentError
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import stopped_by_signals
 
@@ -30,14 +31,14 @@ class AsyncConsumer:
         consumer: reads the messages; nobody else may use it.
 
     Raises:
-        ConsumerError: `consumer` is not what `commitlake.consume` returns.
+        ArgumentError: `consumer` is not what `commitlake.consume` returns.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         given: object = consumer
         if not isinstance(given, Consumer):
             msg = f"consumer: {given!r:.100} is not allowed; give what commitlake.consume returns"
-            raise ConsumerError(msg)
+            raise ArgumentError(msg)
         self._consumer, self._turn = consumer, asyncio.Lock()  # for tasks that share the consumer
         self._pool = DaemonPool(_THREADS, "commitlake-async-consumer")
         self._asked: asyncio.Future[ReceivedMessage | None] | None = None
@@ -71,12 +72,13 @@ class AsyncConsumer:
             while (message := await self._next()) is not None:
                 yield message
 
+    @renamed(most="max_attempts")
     async def run(
         self,
         handler: Handler,
         *,
         threads: int = 1,
-        most: int = 16,
+        max_attempts: int = 16,
         ordered: bool = False,
         pauses: Sequence[Duration] = PAUSES,
     ) -> None:
@@ -87,15 +89,15 @@ class AsyncConsumer:
         Args:
             handler: called with a message.
             threads: how many calls run at a time.
-            most: attempts altogether.
+            max_attempts: attempts altogether.
             ordered: as in `Consumer.run`.
             pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
 
         Raises:
-            ConsumerError: an argument can't be used, or the group's tables can't be written.
+            ConsumerError: the group's tables can't be written; an `ArgumentError` when an argument can't be used.
             WarehouseError: the topic can't be read.
         """
-        loop, options = asyncio.get_running_loop(), (threads, most, pauses, ordered)
+        loop, options = asyncio.get_running_loop(), (threads, max_attempts, pauses, ordered)
         with stopped_by_signals(self._consumer.told):
             running = self._in_thread(self._consumer.run_on, loop, handler, *options)
             try:

@@ -18,6 +18,7 @@ from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.message import FORKED, MessageBatch, ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES, Handler, Runner, awaiting, traced
 from commitlake.clients.consumer.subscription import ReadOptions, Subscription
+from commitlake.clients.renamed import renamed
 from commitlake.config import object_store
 from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.durations import Duration
@@ -69,7 +70,7 @@ def consume(
 
     Raises:
         ConfigError: a configuration key is unknown or its value is not allowed.
-        ConsumerError: an argument can't be used.
+        ArgumentError: an argument can't be used.
     """
     settings, wanted = configuration.of(conf), Filter(tags, where)
     poll_s, lease_s = seconds("poll", poll), seconds("lease", lease)
@@ -201,6 +202,15 @@ class Consumer:
         if self._is_forked():
             raise ConsumerError(FORKED)
 
+    def join(self) -> None:
+        """Join the group now, and not when the first message is asked for. Raises the same errors.
+
+        A topic without a table is joined later.
+        """
+        self._subscribe()
+        for each in self._subscriptions:
+            each.join()
+
     def batches(self) -> Iterator[MessageBatch]:
         """Hand messages over as Arrow tables instead of one by one, some three times as many a second.
 
@@ -222,19 +232,20 @@ class Consumer:
         finally:
             self._end()
 
+    @renamed(most="max_attempts")
     def run(
         self,
         handler: Handler,
         *,
         threads: int = 1,
-        most: int = 16,
+        max_attempts: int = 16,
         ordered: bool = False,
         pauses: Sequence[Duration] = PAUSES,
     ) -> None:
         """Call a handler for each message, until SIGTERM, SIGINT or `stop()`; without `follow`, until the last message.
 
         A message is done when the handler returns, unless the handler called `done` or `retry` itself. When the handler
-        raises an exception, it gets the message again after a pause, which grows. After `most` attempts the message is
+        raises an exception, it gets the message again after a pause, which grows. After `max_attempts` the message is
         a dead letter. The end of the run waits for running calls. A second signal ends it without them; their messages
         are redelivered.
 
@@ -242,7 +253,7 @@ class Consumer:
             handler: called with a message. Its coroutine is awaited on an event loop of the run, and its
                 `concurrent.futures.Future` is waited for.
             threads: how many calls run at a time.
-            most: attempts altogether.
+            max_attempts: attempts altogether.
             ordered: messages of one sharding key are handled one by one, in order, also across instances. Messages
                 without a sharding key but with the same text in `keys` are, within an instance. Messages behind a
                 failed one wait until it is done or a dead letter. Attempts are then counted in memory, so they restart
@@ -250,23 +261,23 @@ class Consumer:
             pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
 
         Raises:
-            ConsumerError: an argument can't be used, or the group's tables can't be written.
+            ConsumerError: the group's tables can't be written; an `ArgumentError` when an argument can't be used.
             WarehouseError: the topic can't be read.
         """
-        self.run_on(None, handler, threads, most, pauses, ordered)
+        self.run_on(None, handler, threads, max_attempts, pauses, ordered)
 
     def run_on(
         self,
         loop: asyncio.AbstractEventLoop | None,
         handler: Handler,
         threads: int,
-        most: int,
+        max_attempts: int,
         pauses: Sequence[Duration],
         ordered: bool,
     ) -> None:
         """`run` with coroutines awaited on `loop`; None for an event loop of its own."""
         with awaiting(handler, loop) as call:
-            runner = Runner(traced(call, self.group), threads, most, pauses, ordered, self.told)
+            runner = Runner(traced(call, self.group), threads, max_attempts, pauses, ordered, self.told)
             with self, stopped_by_signals(self.told):  # until the last handler has returned
                 runner.run(self)
 
@@ -279,12 +290,15 @@ class Consumer:
         for subscription in self._subscriptions:
             subscription.raise_if_failed()
 
-    def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+    def _subscribe(self) -> None:
         self._check_process()
         if not self._subscriptions:
             refuse_fork()
             self._pid = os.getpid()
             self._subscriptions = tuple(Subscription(topic, plan, self.told) for topic, plan in self._plans.items())
+
+    def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
+        self._subscribe()
         follow = next(iter(self._plans.values())).follow
         return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=follow)
 

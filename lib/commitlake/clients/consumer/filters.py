@@ -21,7 +21,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from commitlake.clients.consumer.arguments import Tags, tags_of
-from commitlake.errors import ConsumerError
+from commitlake.errors import ArgumentError
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Filter:
     """Keeps the rows that a group wants: with one of its tags, and for which the SQL condition `where` holds.
 
     Raises:
-        ConsumerError: The tags are not tags, or the condition can't be used.
+        ArgumentError: The tags are not tags, or the condition can't be used.
     """
 
     def __init__(self, tags: Tags | None, where: str | None) -> None:
@@ -60,11 +60,11 @@ class Filter:
         """The columns that the condition is over, of a topic's table that has the columns `there`.
 
         Raises:
-            ConsumerError: it asks for fields of `value`, and the table has no such column.
+            ArgumentError: it asks for fields of `value`, and the table has no such column.
         """
         if self._has_fields and _VALUE not in there:
             msg = f"where: {self._given!r} names fields of value, and the topic has no schema; see topics.schemas"
-            raise ConsumerError(msg)
+            raise ArgumentError(msg)
         return (*_COLUMNS, "properties", *([_VALUE] if self._has_fields else []))
 
     def condition(self) -> str:
@@ -77,7 +77,7 @@ class Filter:
         """The wanted rows, in the same order.
 
         Raises:
-            ConsumerError: the condition can't be used.
+            ArgumentError: the condition can't be used.
         """
         if self._tags is not None:
             rows = rows.filter(pc.is_in(rows["tags"], pa.array(self._tags, pa.string())))
@@ -89,12 +89,12 @@ class Filter:
             found = self._duckdb.sql(f"SELECT ({self._where}) AS fits FROM messages").to_arrow_table()["fits"]
         if found.type != pa.bool_():
             msg = f"where: {self._given!r} is a value and no condition; allowed are {_ALLOWED}"
-            raise ConsumerError(msg)
+            raise ArgumentError(msg)
         return pc.fill_null(found, False)
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Reports what DuckDB says against the condition, for example that there is no such field, as ConsumerError."""
+        """Reports what DuckDB says against the condition, for example that there is no such field, as ArgumentError."""
         try:
             yield
         except duckdb.Error as error:
@@ -102,27 +102,27 @@ class Filter:
                 raise
             told = str(error).splitlines()[0]
             msg = f"where: {self._given!r} can't be used: {told}; allowed are {_ALLOWED}"
-            raise ConsumerError(msg) from error
+            raise ArgumentError(msg) from error
 
 
 def condition_sql(where: str) -> str:
     """The condition in DuckDB's SQL, over the columns tags, keys, properties and value.
 
     Raises:
-        ConsumerError: The text is no condition.
+        ArgumentError: The text is no condition.
     """
     try:
         return _condition_sql(where)
     except RecursionError as error:
         msg = f"where: {where!r:.100}, of {len(where)} characters, is too deep; use fewer parentheses, NOT and AND"
-        raise ConsumerError(msg) from error
+        raise ArgumentError(msg) from error
 
 
 def _condition_sql(where: str) -> str:
     tree = _parsed(where)
     if not all(isinstance(node, _NODES) for node in tree.walk()):
         msg = f"where: {where!r} is not a condition{_reserved(where)}; allowed are {_ALLOWED}"
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     for column in tree.find_all(exp.Column):
         _check_name(where, column)
     return tree.transform(_look_up).sql(dialect="duckdb")
@@ -145,7 +145,7 @@ def _check_name(where: str, column: exp.Column) -> None:
     if len(column.parts) > 1:
         name = ".".join(part.name for part in column.parts)
         msg = f'where: {where!r} has a name with a dot; write it as "{name}", in double quotes'
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     compared = _unwrapped(column)
     first = compared.this.unnest() if isinstance(compared, (*_COMPARED, exp.Like)) else column
     if first is column or not isinstance(first, exp.Column):
@@ -155,7 +155,7 @@ def _check_name(where: str, column: exp.Column) -> None:
         msg = (
             f"where: {where!r} compares with the property {column.sql()}, since a text stands in single quotes: {text}"
         )
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     log.warning("where: %r compares the properties %s and %s; a text stands in single quotes", where, first, column)
 
 
@@ -173,7 +173,7 @@ def _parsed(where: str) -> exp.Expr:
     except (SqlglotError, TypeError, AttributeError) as error:  # the last two if `where` is no text
         told = str(error).splitlines()[0]
         msg = f"where: {where!r} can't be read: {told}{_reserved(where)}; allowed are {_ALLOWED}"
-        raise ConsumerError(msg) from error
+        raise ArgumentError(msg) from error
 
 
 def _reserved(where: str) -> str:

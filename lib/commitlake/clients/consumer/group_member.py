@@ -33,7 +33,7 @@ _EXPIRE_S = 3_600.0
 _PATIENCE_S = 10.0
 """How long a consumer that must end retries a store that is away."""
 _ALIVE_S = 1.0
-_TROUBLE = "cannot write what group and consumer did, and try again: %s"
+_TROUBLE = "the consumer can't write its receipts and its place; retrying: %s"
 
 
 class GroupMember:
@@ -92,7 +92,7 @@ class GroupMember:
     def raise_if_failed(self) -> None:
         """Raise the error that ended the work."""
         if self._failure is not None:
-            msg = f"the consumer can't write what it did: {self._failure}; what was not written comes again"
+            msg = f"the consumer can't write its receipts: {self._failure}; what has none will be redelivered"
             raise ConsumerError(msg) from self._failure
 
     def drain(self) -> None:

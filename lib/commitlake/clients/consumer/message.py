@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
@@ -13,7 +14,10 @@ import pyarrow as pa
 from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight
+from commitlake.clients.consumer.once import once, row_id
 from commitlake.clients.consumer.receipts import Attempt
+from commitlake.clients.renamed import renamed
+from commitlake.config.terminal import printable
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import Duration
@@ -36,8 +40,8 @@ UNPICKLED = (
 class Outcomes:
     """Notes the outcomes of messages. Messages refer to it; once nothing does any more, the member leaves its group."""
 
-    def __init__(self, topic: str, member: GroupMember) -> None:
-        self.topic, self.member, self._pid = topic, member, os.getpid()
+    def __init__(self, group: str, topic: str, member: GroupMember) -> None:
+        self.group, self.topic, self.member, self._pid = group, topic, member, os.getpid()
         weakref.finalize(self, member.abandon).atexit = False
 
     def finish(self, handed: list[InFlight], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
@@ -54,16 +58,26 @@ class Outcomes:
             # `remark` may be any object, such as an exception; and an Arrow table takes no lone surrogate.
             remark = str(remark).encode(errors="replace").decode()
         if self.member.is_closed:
-            log.warning("a message of %s was finished after its consumer was closed; it comes again", self.topic)
+            log.warning("a message of %s was finished after its consumer was closed, and comes again", self.topic)
             return
         for part in handed:
             outcome = Attempt(state, part.attempt, part.round, due_ms, remark, now_ms())
+            if state == "DEAD" and part.is_open:
+                self._tell_dead(part, remark)
             self.member.lanes.finish(part, outcome)
 
-    def retry(self, handed: list[InFlight], after: Duration, most: int, remark: str | None) -> None:
-        """Note a retry of messages, or that they are dead letters after `most` attempts."""
+    def _tell_dead(self, part: InFlight, remark: str | None) -> None:
+        position, others = "-".join(map(str, part.place())), len(part.chosen.indexes) - 1
+        log.warning(
+            "message %s of %s, keys %s%s, is a dead letter after attempt %d: %s",
+            *(position, self.topic, printable(str(part.value("keys")))),
+            *(f", and {others} more" if others else "", part.attempt, printable(remark or "without a remark")),
+        )
+
+    def retry(self, handed: list[InFlight], after: Duration, max_attempts: int, remark: str | None) -> None:
+        """Note a retry of messages, or that they are dead letters after `max_attempts`."""
         due = now_ms() + int(seconds("after", after) * 1_000)
-        if handed[0].attempt >= whole("most", most):
+        if handed[0].attempt >= whole("max_attempts", max_attempts):
             self.finish(handed, "DEAD", remark=remark)
         else:
             self.finish(handed, "RETRY", due, remark)
@@ -90,8 +104,7 @@ class ReceivedMessage:
 
     Attributes:
         topic: the topic.
-        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever. Store
-            it under a unique key, in the transaction that holds the effect, for an effect exactly once.
+        position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever.
     """
 
     __slots__ = ("_outcomes", "handed", "topic")
@@ -178,18 +191,35 @@ class ReceivedMessage:
         """
         self._outcomes.finish([self.handed], "DONE", remark=remark)
 
-    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
+    @renamed(most="max_attempts")
+    def retry(self, after: Duration = "10s", max_attempts: int = 16, remark: str | None = None) -> None:
         """Have the message redelivered later; other messages do not wait for it.
 
         Args:
             after: the least time until then, such as `5m`, a number of seconds, or a `timedelta`.
-            most: attempts altogether; after the last one the message is a dead letter of the group.
+            max_attempts: attempts altogether; after the last one the message is a dead letter of the group.
             remark: the reason, for the receipt.
 
         Raises:
-            ConsumerError: `after` is no duration, or `most` no whole number from 1.
+            ArgumentError: `after` is no duration, or `max_attempts` no whole number from 1.
         """
-        self._outcomes.retry([self.handed], after, most, remark)
+        self._outcomes.retry([self.handed], after, max_attempts, remark)
+
+    def once(self, database: Any, *, create: bool = False) -> AbstractContextManager[bool]:
+        """A local transaction that the group commits once for this message: `with message.once(database) as is_new:`.
+
+        The block commits with a row that names the message. When the message comes again, `is_new` is False, and what
+        the block does is rolled back. Call `done` after the block.
+
+        Args:
+            database: a connection of sqlite3, or a connection or session of SQLAlchemy, in no transaction.
+            create: make the table `commitlake_transactions` where it is missing; else a migration does.
+
+        Raises:
+            ProducerError: `database` can't be used, or has no such table.
+            ConsumerError: the connection is in a transaction, or the block has ended it itself.
+        """
+        return once(database, row_id(self._outcomes.group, self.topic, self.position, self.message_id), create)
 
     def release(self) -> bool:
         """Give up the message if its queue goes to another instance, which gets it; False if the queue stays here."""
@@ -238,13 +268,14 @@ class MessageBatch:
         """Note that the group has finished its work on these messages; `remark` is for the receipts."""
         self._outcomes.finish(self._handed, "DONE", remark=remark)
 
-    def retry(self, after: Duration = "10s", most: int = 16, remark: str | None = None) -> None:
+    @renamed(most="max_attempts")
+    def retry(self, after: Duration = "10s", max_attempts: int = 16, remark: str | None = None) -> None:
         """Have them redelivered later; see `ReceivedMessage.retry`.
 
         Raises:
-            ConsumerError: `after` is no duration, or `most` no whole number from 1.
+            ArgumentError: `after` is no duration, or `max_attempts` no whole number from 1.
         """
-        self._outcomes.retry(self._handed, after, most, remark)
+        self._outcomes.retry(self._handed, after, max_attempts, remark)
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickle and copies: only this process can finish the messages.

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.errors import ConsumerError
+from commitlake.errors import ArgumentError
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import STOPPED, Stop
 from commitlake.throttled import ThrottledWarning
@@ -58,17 +58,17 @@ class Runner:
         self,
         handler: Handler,
         threads: int,
-        most: int,
+        max_attempts: int,
         pauses: Sequence[Duration],
         ordered: bool,
         stop: Stop,
     ) -> None:
         if not pauses:
             msg = f"pauses: {pauses!r} is not allowed; give at least one, such as 1s"
-            raise ConsumerError(msg)
+            raise ArgumentError(msg)
         self._pauses_s = [seconds("pauses", pause) for pause in pauses]
         self._handler, self._pauses = handler, tuple(pauses)
-        self._threads, self._most = whole("threads", threads), whole("most", most)
+        self._threads, self._most = whole("threads", threads), whole("max_attempts", max_attempts)
         self._ordered, self._stop = ordered, stop
         self._lines: dict[Hashable, Line] = {}
         self._lock = threading.Lock()
@@ -95,7 +95,7 @@ class Runner:
             self._wait_for_calls()
         except KeyboardInterrupt:
             if self._stop.is_set():  # this is the second signal, which needs no traceback
-                log.warning("told to stop once more, so nobody waits for %s; it comes again", self._at_work_told())
+                log.warning("a second signal ends the run without %s, to be redelivered", self._at_work_told())
                 raise SystemExit(STOPPED) from None
             raise
         finally:
@@ -144,7 +144,7 @@ class Runner:
             if self._stop.is_set() and self._at_work and told_at is None:
                 told_at = time.monotonic() + _SAY_S
             if told_at and time.monotonic() > told_at:
-                text = "waits for the handlers of %s; a second signal ends without them, and their messages come again"
+                text = "waiting for the handlers of %s; a second signal ends the run without them"
                 log.warning(text, self._at_work_told())
                 told_at = float("inf")
 
@@ -237,7 +237,7 @@ class Runner:
 
     def _warn_of(self, line: Line) -> None:
         if line.failed and len(line.messages) > _LONG_LINE:
-            text = "%d messages wait behind %r, which failed %d times; others may come to stand still with them"
+            text = "%d messages wait behind %r, which failed %d times; other keys may stall too"
             self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
 
     def _is_released(self, key: Hashable, line: Line) -> bool:
@@ -299,7 +299,7 @@ def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterat
     Coroutines are awaited on `loop`; without one on an own loop, which starts with the first coroutine.
 
     Raises:
-        ConsumerError: `handler` is not callable, or a generator function.
+        ArgumentError: `handler` is not callable, or a generator function.
     """
     if not callable(handler) or inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise _not_called(handler)
@@ -319,9 +319,9 @@ def awaiting(handler: Handler, loop: asyncio.AbstractEventLoop | None) -> Iterat
         own.end()
 
 
-def _not_called(given: object) -> ConsumerError:
+def _not_called(given: object) -> ArgumentError:
     """The error for a handler whose call does nothing, so that messages would count as done without any work."""
-    return ConsumerError(f"handler: {given!r:.200} would handle nothing; give a function or a coroutine function")
+    return ArgumentError(f"handler: {given!r:.200} would handle nothing; give a function or a coroutine function")
 
 
 async def _awaited(found: Awaitable[object]) -> object:

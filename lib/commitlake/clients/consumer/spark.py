@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -10,9 +11,9 @@ from pyspark.sql import functions as F
 from commitlake import config as configuration
 from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
-from commitlake.clients.consumer.arguments import Tags, tags_of
+from commitlake.clients.consumer.arguments import Tags, checked_group, tags_of
 from commitlake.clients.consumer.rows import RECEIPT_COLUMNS
-from commitlake.errors import ConsumerError, NoTableError
+from commitlake.errors import ArgumentError, NoTableError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
 from commitlake.tables import Warehouse, topic_table
@@ -45,7 +46,7 @@ def read_topic(
         stream: return a stream, in which each row comes once.
 
     Raises:
-        ConsumerError: `up_to` is neither of these, or is given for a stream, which has no end.
+        ArgumentError: `up_to` is neither of these, or is given for a stream, which has no end.
         NoTableError: the topic has no table. Spark Connect raises Spark's own error, when the rows are read.
     """
     _check_up_to(up_to, stream=stream)
@@ -85,10 +86,10 @@ def _until(rows: DataFrame, batch_id: int, landing_id: int | None) -> Column:
 def _check_up_to(up_to: int | str | None, *, stream: bool) -> None:
     if stream and up_to is not None:
         msg = f"up_to: {up_to!r} is not allowed with stream=True; a stream goes on, read a batch instead"
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
     if isinstance(up_to, str) and up_to != LAST_COMPLETE and not up_to.isdecimal():
         msg = f"up_to: {up_to!r} is not allowed; give a batch_id, or {LAST_COMPLETE!r}"
-        raise ConsumerError(msg)
+        raise ArgumentError(msg)
 
 
 class SparkReceipts:
@@ -116,18 +117,21 @@ class SparkReceipts:
             self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [taken.num_rows], [one]))
 
 
-def receipts(
-    spark: SparkSession, conf: Conf, group: str, topic: str, *, storage_options: Options = None
-) -> SparkReceipts:
-    """Return a writer of receipts for a group that reads a topic with Spark.
+def receipts(conf: Conf, topic: str, *former: str, group: str = "", storage_options: Options = None) -> SparkReceipts:
+    """Return a writer of receipts for a group that reads a topic with Spark. The driver writes them, without Spark.
 
     Args:
-        spark: the session that reads; its driver writes the receipts.
         conf: the coordinator's configuration, its path, or its keys and values; `receipts` counts.
-        group: the group of consumers.
         topic: the topic.
+        former: the rest of the former order (spark, conf, group, topic), which version 0.4 will not take.
+        group: the group of consumers.
         storage_options: deltalake's options for object stores.
+
+    Raises:
+        ArgumentError: the group has no name.
     """
-    del spark  # the session only reads; deltalake writes the receipts, see `consumer.receipts`
-    place = f"{configuration.of(conf).receipts_place}/receipts"
-    return SparkReceipts(receipt_table.Receipts(place, group, topic, storage_options), group, topic)
+    if former:
+        warnings.warn("write commitlake.receipts(conf, topic, group=...) now", DeprecationWarning, stacklevel=2)
+        conf, (group, topic) = topic, former
+    place, name = f"{configuration.of(conf).receipts_place}/receipts", checked_group(group)
+    return SparkReceipts(receipt_table.Receipts(place, name, topic, storage_options), name, topic)

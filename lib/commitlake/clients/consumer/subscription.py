@@ -106,7 +106,7 @@ class Subscription:
         except WarehouseError as error:
             if not plan.follow:
                 raise
-            self._trouble.say("%s; looking again and again", error)
+            self._trouble.say("%s; the consumer keeps looking", error)
             return False
         self._trouble.end()
         if not plan.follow and not table.queues():
@@ -120,7 +120,7 @@ class Subscription:
         self._member = GroupMember(
             group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, plan.retention_ms
         )
-        self._outcomes = Outcomes(self.topic, self._member)
+        self._outcomes = Outcomes(plan.group, self.topic, self._member)
         return True
 
     def is_at_end(self) -> bool:
@@ -265,11 +265,12 @@ class Subscription:
         """
         lanes = self._joined.lanes
         if self._plan.follow and (waiting := lanes.waiting()) >= MOST_WAITING:
-            self._behind.say("%d messages of %s wait for their next attempt; no new one is read", waiting, self.topic)
+            text = "%d messages of %s wait for their next attempt; the consumer reads no new one"
+            self._behind.say(text, waiting, self.topic)
             return set(self._lanes)
         crowded = lanes.crowded(MOST_KEPT_BYTES) if self._plan.follow else []
         for queue, position in crowded:
-            text = "queue %d of %s is not read further before message %s is done, so much is finished behind it"
+            text = "queue %d of %s is not read further until message %s is done: too much is finished behind it"
             self._behind.say(text, queue, self.topic, position)
         return {queue for queue, _ in crowded}
 
@@ -286,9 +287,9 @@ class Subscription:
         except TRANSIENT as error:
             if not self._plan.follow:
                 place = described(self._plan.conf, f"topics/{self.topic}")
-                msg = f"cannot read the topic {self.topic} at {place}: {error}; start again when it is there"
+                msg = f"can't read the topic {self.topic} at {place}: {error}; restart when it can be read"
                 raise WarehouseError(msg) from error
-            trouble.say("cannot read the topic %s, and try again: %s", self.topic, error)
+            trouble.say("can't read the topic %s; retrying: %s", self.topic, error)
             return otherwise
         trouble.end()
         return found

@@ -22,7 +22,7 @@ from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transactional import TransactionMQProducer
 from commitlake.config import Conf, Config
 from commitlake.config.locations import is_local, local_path
-from commitlake.errors import CommitLakeError, ConfigError, RecordError, WarehouseError
+from commitlake.errors import ArgumentError, CommitLakeError, ConfigError, RecordError, WarehouseError
 from commitlake.protocol.durations import Duration, duration_ms
 
 log = logging.getLogger(__name__)
@@ -46,15 +46,15 @@ def delta_transaction(
         deadline: how long after the first half message rows may be written, such as `1h`. Later rows are refused.
 
     Raises:
-        ConfigError: the Kafka address is `embedded`, the deadline is no duration, or the rule of the group in `conf`
-            does not allow a table.
-        MQClientException: a message is refused.
+        ArgumentError: the deadline is no duration, or the rule of the group in `conf` does not allow a table.
+        ConfigError: the configuration is wrong, or does not say where an embedded broker is.
+        ProducerError: a message is refused.
         WarehouseError: a table is missing, or the deadline had passed; then nothing is visible.
     """
     settings = configuration.of(conf)
-    ms = deadline_ms("delta_transaction", settings, deadline)
+    ms = deadline_ms("delta_transaction", deadline)
     warn_without_rule("delta_transaction", settings, group)
-    with producer_of(settings, group) as producer:
+    with TransactionMQProducer.from_conf(settings, group) as producer:
         transaction = DeltaTransaction(spark, producer, ms, _allowed(settings, group))
         try:
             yield transaction
@@ -109,7 +109,7 @@ class DeltaTransaction:
             place: the table's path or URI, where a missing table is created; or `catalog.schema.table`.
 
         Raises:
-            ConfigError: there is no table of that name.
+            ArgumentError: there is no table of that name.
         """
         self._need_open()
         self._appends.append((rows, _located(self._spark, place)))
@@ -157,7 +157,7 @@ class DeltaTransaction:
         for place in named:
             if named.count(place) > 1:
                 msg = f"delta_transaction: {place} gets rows twice, and Delta would skip the second; unite them"
-                raise ConfigError(msg)
+                raise ArgumentError(msg)
             _check(self._allowed, place)
         for rows, place in self._appends:
             _create(self._spark, rows, place)
@@ -197,7 +197,7 @@ def _check(allowed: AllowedPlaces | None, place: str) -> None:
             allowed.check(place)
     except RecordError as error:  # `RecordError` is for records, and not a public error of the package
         msg = f"delta_transaction: {error}"
-        raise ConfigError(msg) from error
+        raise ArgumentError(msg) from error
 
 
 def _located(spark: SparkSession, place: str) -> str:
@@ -210,7 +210,7 @@ def _located(spark: SparkSession, place: str) -> str:
         return str(DeltaTable.forName(spark, place).detail().select("location").collect()[0][0])
     except AnalysisException as error:
         msg = f"delta_transaction: there is no Delta table {place}; make it first, or write ./{place} for a directory"
-        raise ConfigError(msg) from error
+        raise ArgumentError(msg) from error
 
 
 def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:
@@ -219,21 +219,16 @@ def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:
     DeltaTable.createIfNotExists(spark).location(place).addColumns(rows.schema).execute()
 
 
-def deadline_ms(what: str, settings: Config, deadline: Duration) -> int:
+def deadline_ms(what: str, deadline: Duration) -> int:
     """The deadline in ms.
 
     Raises:
-        ConfigError: `deadline` is no duration above 0, or the Kafka address is `embedded`.
+        ArgumentError: `deadline` is no duration above 0.
     """
-    if settings.kafka.is_embedded:
-        msg = (
-            f"{what}: kafka.bootstrap_servers: 'embedded' is not allowed; give the address of the coordinator's broker"
-        )
-        raise ConfigError(msg)
     ms = duration_ms(deadline)
     if not ms:
         msg = f"{what}: deadline {deadline!r} is not allowed; give a time such as '1h'"
-        raise ConfigError(msg)
+        raise ArgumentError(msg)
     return ms
 
 
@@ -250,11 +245,3 @@ def warn_without_rule(what: str, settings: Config, group: str) -> None:
 def absolute(place: str) -> str:
     """A place in absolute form, since the coordinator has another working directory."""
     return str(local_path(place).absolute()) if is_local(place) else place
-
-
-def producer_of(settings: Config, group: str) -> TransactionMQProducer:
-    """A producer that has not started. It has no listener: the coordinator's rule answers its checks."""
-    kafka = settings.kafka
-    return TransactionMQProducer(
-        group, bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka.topic_prefix, options=kafka.options
-    )

@@ -22,14 +22,15 @@ from pyspark.sql.types import BinaryType, StringType
 from commitlake import config as configuration
 from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import SINKS, properties
-from commitlake.clients.delta.delta_transaction import absolute, deadline_ms, producer_of, warn_without_rule
+from commitlake.clients.delta.delta_transaction import absolute, deadline_ms, warn_without_rule
 from commitlake.clients.producer.message import Message
 from commitlake.clients.producer.transaction import Transaction
 from commitlake.clients.producer.transactional import TransactionMQProducer
+from commitlake.clients.renamed import renamed
 from commitlake.config import Conf, Config
 from commitlake.config.object_store import storage_options
 from commitlake.config.terminal import printable
-from commitlake.errors import ConfigError, MQClientException, RecordError, RefusedSend, WarehouseError
+from commitlake.errors import ArgumentError, ProducerError, RecordError, RefusedSendError, WarehouseError
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
 from commitlake.reading.forks import refuse_fork
@@ -39,12 +40,13 @@ log = logging.getLogger(__name__)
 FIELDS = ("body", "keys", "tags", "sharding_key")
 _THREADS = 8
 """Sending threads: each send waits some milliseconds for its acknowledgement."""
-_UNFIT = ("fail", "skip")
+_ON_INVALID = ("fail", "skip")
 _KEPT = "30 days"
 _OF_ONE_ROW = ("BODY_TOO_LARGE", "ILLEGAL_MESSAGE_TAG")
 """Reasons of refusals that concern a single row; all others, such as those about the topic, concern every row."""
 
 
+@renamed(unfit="on_invalid")
 def sink(
     conf: Conf,
     topic: str,
@@ -56,7 +58,7 @@ def sink(
     tags: str | None = None,
     sharding_key: str | None = None,
     deadline: Duration = "1h",
-    unfit: str = "fail",
+    on_invalid: str = "fail",
     begins: int = 0,
 ) -> Callable[[DataFrame, int], None]:
     """A function for `writeStream.foreachBatch` that sends each row of a micro-batch as a message of the topic, once.
@@ -76,21 +78,23 @@ def sink(
         tags: SQL of the tags.
         sharding_key: SQL of the key that keeps an order; a binary one may have any bytes.
         deadline: how long a micro-batch may take, such as `1h`; a later one is rolled back, and the query repeats it.
-        unfit: for a row that can't be a message (its body is NULL or too large, its keys are not UTF-8, its tag has
-            `||`): `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
+        on_invalid: for a row that can't be a message (its body is NULL or too large, its keys are not UTF-8, its tag
+            has `||`): `fail` ends the query with an error that names the row, `skip` leaves it out with a warning.
         begins: the first micro-batch to send: 0, or a later one of a query that had another sink before.
 
     Raises:
-        ConfigError: the Kafka address is `embedded`, the deadline is no duration, or `unfit` is none of these.
+        ArgumentError: the deadline is no duration, or `on_invalid` is none of these.
+        ConfigError: the configuration is wrong, or does not say where an embedded broker is.
     """
-    if unfit not in _UNFIT:
-        msg = f"sink: unfit: {unfit!r} is not allowed; allowed is {' or '.join(_UNFIT)}"
-        raise ConfigError(msg)
+    if on_invalid not in _ON_INVALID:
+        msg = f"sink: on_invalid: {on_invalid!r} is not allowed; allowed is {' or '.join(_ON_INVALID)}"
+        raise ArgumentError(msg)
     settings = configuration.of(conf)
-    ms = deadline_ms("sink", settings, deadline)
+    settings.kafka.with_address()  # fails here, not in each micro-batch
+    ms = deadline_ms("sink", deadline)
     warn_without_rule("sink", settings, group)
     columns = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key}
-    return _Sink(settings, topic, name, group, columns, ms, unfit == "skip", begins)
+    return _Sink(settings, topic, name, group, columns, ms, on_invalid == "skip", begins)
 
 
 class _Sink:
@@ -116,7 +120,7 @@ class _Sink:
 
         Raises:
             WarehouseError: it is unknown whether the micro-batch was sent before, or its deadline has passed.
-            RefusedSend: a row can't be a message, and `unfit` is `fail`.
+            RefusedSendError: a row can't be a message, and `on_invalid` is `fail`.
         """
         reached = marks.reached(self._place, self._name)
         if reached >= batch_id:
@@ -129,16 +133,16 @@ class _Sink:
             )
             raise WarehouseError(msg)
         rows = enumerate(selected(frame, self._columns).toLocalIterator())
-        unfit: list[str] = []
-        with producer_of(self._settings, self._group) as producer:
+        invalid: list[str] = []
+        with TransactionMQProducer.from_conf(self._settings, self._group) as producer:
             sent: dict[str, Transaction] = {}
             try:
-                self._send(producer, rows, sent, unfit)
+                self._send(producer, rows, sent, invalid)
             except BaseException:
                 self._roll_back(sent)
                 raise
-            if unfit:
-                told = (self._name, len(unfit), batch_id, unfit[0])
+            if invalid:
+                told = (self._name, len(invalid), batch_id, invalid[0])
                 log.warning("sink %s: %d rows of micro-batch %d are left out, one of them: %s", *told)
             if marks.put(self._place, [*sent], marks.WRITTEN, after=(self._name, batch_id)):
                 for transaction in sent.values():
@@ -154,9 +158,9 @@ class _Sink:
         producer: TransactionMQProducer,
         rows: Iterable[tuple[int, Any]],
         sent: dict[str, Transaction],
-        unfit: list[str],
+        invalid: list[str],
     ) -> None:
-        """Send all rows as half messages, up to `MAX_HALF_MESSAGES` a transaction; texts of unfit rows go to `unfit`.
+        """Send all rows as half messages, up to `MAX_HALF_MESSAGES` a transaction; `invalid` gets texts of the others.
 
         Several threads send. One thread sends all rows of a sharding key, to keep their order.
         """
@@ -170,8 +174,8 @@ class _Sink:
                     message = message_of(row, self._topic, told)
                     message.transaction_id = name
                     transaction.send(message)
-                except (RecordError, MQClientException) as error:
-                    unfit.append(self._unfit(number, row, error))
+                except (RecordError, ProducerError) as error:
+                    invalid.append(self._invalid(number, row, error))
 
         def send_all(lane: list[tuple[int, Any]]) -> None:
             for chunk in _chunks(lane):
@@ -182,21 +186,22 @@ class _Sink:
             for _ in pool.map(send_all, lanes):
                 pass
 
-    def _unfit(self, number: int, row: Any, error: RecordError | MQClientException) -> str:
+    def _invalid(self, number: int, row: Any, error: RecordError | ProducerError) -> str:
         """The text about a row that is left out.
 
         Raises:
-            RefusedSend: `unfit` is `fail`.
-            MQClientException: the error does not concern this row.
+            RefusedSendError: `on_invalid` is `fail`.
+            ProducerError: the error does not concern this row.
         """
-        if isinstance(error, MQClientException) and error.reason not in _OF_ONE_ROW:
+        if isinstance(error, ProducerError) and error.reason not in _OF_ONE_ROW:
             raise error
         shown = ", ".join(f"{field} {row[field]!r:.80}" for field in ("keys", "tags", "sharding_key"))
         found = printable(f"row {number} ({shown}): {error}")
         if self._skips:
             return found
-        msg = f"sink {self._name}: {found}; leave such rows out by a filter or by unfit='skip', or change the columns"
-        raise RefusedSend(msg, error.reason) from error
+        remedy = "leave such rows out by a filter or by on_invalid='skip', or change the columns"
+        msg = f"sink {self._name}: {found}; {remedy}"
+        raise RefusedSendError(msg, error.reason) from error
 
     def _roll_back(self, sent: dict[str, Transaction]) -> None:
         """Roll back the transactions, after a fence, so that none of them can be marked as written later."""
@@ -239,7 +244,7 @@ def selected(frame: DataFrame, columns: Mapping[str, str | None]) -> DataFrame:
     Binary columns stay as they are, all others become Spark's text of them.
 
     Raises:
-        ConfigError: the body is neither a string nor binary, so a reader could not know its format.
+        ArgumentError: the body is neither a string nor binary, so a reader could not know its format.
     """
     made = frame.select(*(F.expr(columns[name] or "CAST(NULL AS STRING)").alias(name) for name in FIELDS))
     kinds = {field.name: field.dataType for field in made.schema}
@@ -248,7 +253,7 @@ def selected(frame: DataFrame, columns: Mapping[str, str | None]) -> DataFrame:
             f"sink: body: {columns['body']!r} is {kinds['body'].simpleString()}, allowed is a string or binary; write "
             f"for example CAST({columns['body']} AS STRING), or to_json(struct(*))"
         )
-        raise ConfigError(msg)
+        raise ArgumentError(msg)
     is_binary = {name: isinstance(kind, BinaryType) for name, kind in kinds.items()}
     return made.select(*(F.col(name) if is_binary[name] else F.col(name).cast("string") for name in FIELDS))
 

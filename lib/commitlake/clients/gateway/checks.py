@@ -16,8 +16,9 @@ from commitlake.clients.gateway.sessions import Session
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.on_loop import LoopExecutor
-from commitlake.errors import MQClientException
+from commitlake.errors import ProducerError
 from commitlake.protocol.wire import CheckRecord
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +49,18 @@ class Checks:
         self._groups: dict[str, _Group] = {}
         self._open: dict[str, _Question] = {}
         self._stopping: set[asyncio.Task[None]] = set()
+        self._crowd = ThrottledWarning(log)
 
     def join(self, session: Session, group: str) -> None:
         """Send checks of the group to this producer, too; does nothing when it gets them already."""
         if session.gone.done() or session in self._members(group):
             return
         if session.groups >= MOST_OF_SESSION:
-            log.warning("checks of %.100s are not asked of a client that has %d groups already", group, MOST_OF_SESSION)
+            self._crowd.say("checks of %.100s are not asked of a client with %d groups already", group, MOST_OF_SESSION)
             return
         if group not in self._groups:
             if len(self._groups) >= _MOST_GROUPS:
-                log.warning("checks of %.100s are not answered here: there are %d groups already", group, _MOST_GROUPS)
+                self._crowd.say("checks of %.100s are not answered here, among %d groups already", group, _MOST_GROUPS)
                 return
             reader = self._reader(group)
             try:
@@ -112,7 +114,7 @@ class Checks:
         for each in question.done:
             each(error)
 
-    async def _ask(self, check: CheckRecord, answer: asyncio.Future[None]) -> MQClientException | None:
+    async def _ask(self, check: CheckRecord, answer: asyncio.Future[None]) -> ProducerError | None:
         silent, busy = list[Session](), list[Session]()
         while not answer.done() and len(silent) < _MOST_ASKED and (session := self._next(check, silent + busy)):
             if not session.ask(check_command(check, session.topic_of(check))):
@@ -133,10 +135,10 @@ class Checks:
         group = self._groups.get(check.producer_group)
         return group.next(passed) if group else None
 
-    async def _say_unknown(self, check: CheckRecord) -> MQClientException | None:
+    async def _say_unknown(self, check: CheckRecord) -> ProducerError | None:
         try:
             await self._producers.end(TransactionHandle.of_check(check), "UNKNOWN", _SILENT)
-        except MQClientException as error:
+        except ProducerError as error:
             return error
         return None
 

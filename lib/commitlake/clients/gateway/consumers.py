@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from commitlake.clients.gateway.deliveries import Deliveries
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.reader import MOST_HELD, Reader
 from commitlake.clients.gateway.receiving import (
+    LEAST_S,
     MOST_RECEIVED,
     Subscribed,
     check_filter,
@@ -21,12 +23,13 @@ from commitlake.clients.gateway.receiving import (
     invisible_s,
     received,
     subscribed,
-    wait_s,
 )
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services, status_of
 from commitlake.config import Config
 from commitlake.errors import ConfigError, GatewayRefusal, WarehouseError
+from commitlake.protocol.topic_names import is_allowed
 from commitlake.protocol.wire import Settings
+from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 
@@ -39,47 +42,52 @@ LEASE = "15s"
 _MOST_READERS, _MOST_OF_CLIENT = 500, 50
 """Readers of the gateway, with two threads each, and readers of one client, so that none takes all places."""
 _MOST_CALLS_OF_CLIENT = 200
-"""Waiting calls of one client. `server` limits the calls of all clients."""
+"""Waiting calls of one client. `server` limits the calls of a connection, and of all clients."""
+_REFUSED_S = 5.0
 _LOOK_S = 1.0
 _LEAVE_S = 12.0
 _DEAD = "the client gave it up"
 
 
 class Consumers:
-    """Receives messages for clients, and notes the outcomes."""
+    """Receives messages for clients, and notes the outcomes. Groups that a shell pattern of `fifo` matches are FIFO."""
 
-    def __init__(self, settings: Config, is_connected: Callable[[str], bool]) -> None:
-        self._settings = settings
+    def __init__(self, settings: Config, fifo: Sequence[str], is_connected: Callable[[str], bool]) -> None:
+        self._settings, self._fifo = settings, fifo
         self._deliveries = Deliveries(is_connected)
         self._readers: dict[Subscribed, Reader] = {}
         self._calls: Counter[str] = Counter()
+        self._flood = ThrottledWarning(log)
         self._ending: set[asyncio.Future[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def receive(self, request: Proto, caller: Caller, limits: Settings, left_s: float | None) -> list[Proto]:
-        """Messages for a call, which waits for the first one; empty when none arrives in time.
-
-        `left_s` is the time until the call's deadline; None without a deadline.
+    async def receive(self, request: Proto, caller: Caller, limits: Settings, wait_s: float) -> list[Proto]:
+        """Messages for a call, which waits for the first one; empty when none arrives within `wait_s`.
 
         Raises:
             GatewayRefusal: the group, the filter or a duration can't be used, the client has too many calls or
                 subscriptions, or the gateway ends.
-            MQClientException: the topic can't be used.
+            ProducerError: the topic can't be used.
             ConsumerError: the group's tables can't be written.
             WarehouseError: the topic can't be read.
         """
-        what = subscribed(request, limits)
-        duration_s = None if request.auto_renew else invisible_s(request.invisible_duration)
-        reader = await self._reader(what, caller)
+        until, what = time.monotonic() + wait_s, subscribed(request, limits)
+        duration_s = None if request.auto_renew else invisible_s(request.invisible_duration, LEAST_S)
         most = max(1, min(request.batch_size, MOST_RECEIVED))
+        try:
+            with self._waiting(caller.client):
+                reader = await self._reader(what, caller)
+                messages = await reader.take(caller.client, most, max(0.0, until - time.monotonic()))
+        except GatewayRefusal as error:
+            await self._slow_down(error, caller.client, wait_s)
+            raise
         taken = []
-        with self._waiting(caller.client):
-            messages = await reader.take(caller.client, most, wait_s(request, left_s))
         for message in messages:
             handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
+            attempt = reader.lines.attempt(message)
             try:
-                taken.append(received(message, request.message_queue.topic, handle, duration_s))
+                taken.append(received(message, request.message_queue.topic, handle, attempt, duration_s))
             except Exception as error:  # one bad record must not hold up the others
                 log.warning("%r can't be sent to a client: %s", message, error)
                 self._deliveries.fail(handle, f"it can't be sent to a client: {type(error).__name__}")
@@ -111,7 +119,7 @@ class Consumers:
         Raises:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE` or `ILLEGAL_INVISIBLE_TIME`.
         """
-        duration_s = invisible_s(request.invisible_duration, least_s=0)
+        duration_s = invisible_s(request.invisible_duration)
         names = topic_name(request.topic), group_name(request.group)
         handle = self._deliveries.change(request.receipt_handle, *names, caller, duration_s)
         return services.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=handle)
@@ -124,7 +132,8 @@ class Consumers:
         """
         names = topic_name(request.topic), group_name(request.group)
         found = self._deliveries.end(request.receipt_handle, *names, caller)
-        found.message.retry(most=1, remark=_DEAD)
+        found.message.retry(max_attempts=1, remark=_DEAD)
+        found.lines.passed(found.message)
         return services.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
     def client_ended(self, client: str) -> None:
@@ -145,16 +154,24 @@ class Consumers:
     def _acknowledged(self, entry: Proto, topic: str, group: str, caller: Caller) -> Proto:
         status = ok()
         try:
-            message = self._deliveries.end(entry.receipt_handle, topic, group, caller).message
+            found = self._deliveries.end(entry.receipt_handle, topic, group, caller)
+            message = found.message
             message.done()
             if not message.finished:
                 msg = f"{message!r} can't be noted as done any more, since the group's tables fail; it comes again"
                 raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
+            found.lines.passed(message)
         except GatewayRefusal as error:
             status = status_of(error)
         return services.AckMessageResultEntry(
             message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
         )
+
+    async def _slow_down(self, error: GatewayRefusal, client: str, wait_s: float) -> None:
+        """Let a client wait that asks for too much: it may ask again without end, and others would have no time."""
+        if error.code == "TOO_MANY_REQUESTS":
+            self._flood.say("refused calls of client %.100r: %s", client, error)
+            await asyncio.sleep(min(wait_s, _REFUSED_S))
 
     @contextmanager
     def _waiting(self, client: str) -> Iterator[None]:
@@ -177,7 +194,7 @@ class Consumers:
             if not self._is_reading(what):  # another call may have made a reader meanwhile
                 self._end(what)
                 self._check_room(caller)
-                self._readers[what] = Reader(consumer, caller.client)
+                self._readers[what] = Reader(consumer, caller.client, is_allowed(what.group, self._fifo))
         if self._watch is None:
             self._watch = asyncio.create_task(self._look_after())
         return self._readers[what]

@@ -7,9 +7,11 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from commitlake.clients.consumer.arguments import seconds
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES
 from commitlake.clients.gateway.access import Caller
+from commitlake.clients.gateway.lines import Lines
 from commitlake.clients.gateway.reader import Reader
 from commitlake.errors import GatewayRefusal
 
@@ -55,6 +57,11 @@ class HeldMessage:
     until: float
     seen: float
     timer: asyncio.TimerHandle
+
+    @property
+    def lines(self) -> Lines:
+        """Those of its reader."""
+        return self.reader.lines
 
 
 class Deliveries:
@@ -109,8 +116,8 @@ class Deliveries:
         """
         found = self.end(handle, topic, group, caller)
         if found.is_renewed:
-            pause = PAUSES[min(found.message.attempt, len(PAUSES)) - 1]
-            found.message.retry(invisible_s or pause, MOST_ATTEMPTS, _FAILED)
+            pause = PAUSES[min(found.lines.attempt(found.message), len(PAUSES)) - 1]
+            found.lines.retry(found.message, invisible_s or seconds("pauses", pause), MOST_ATTEMPTS, _FAILED)
             return handle
         return self.begin(found.message, found.reader, group, caller, max(invisible_s, AT_ONCE_S))
 
@@ -141,7 +148,7 @@ class Deliveries:
 
     def fail(self, handle: str, remark: str) -> None:
         """Retry a message later that could not be sent to a client."""
-        self._close(handle).message.retry(_FAILED_S, MOST_ATTEMPTS, remark)
+        self._retry(handle, _FAILED_S, remark)
 
     def client_ended(self, client: str) -> None:
         """Let others have a push consumer's messages when it announces its end: it has finished all that it began."""
@@ -153,11 +160,11 @@ class Deliveries:
         """Write a retry, due when its duration is over, for each message of a reader that clients have.
 
         So the cursor can pass them, up to messages that were acknowledged behind them. The end of a gateway makes no
-        message a dead letter.
+        message a dead letter. What is first in a line stays open instead: nothing may pass it.
         """
         now = asyncio.get_running_loop().time()
         for handle, each in list(self._open.items()):
-            if each.reader is reader:
+            if each.reader is reader and each.lines.key(each.message) is None:
                 left_s = max(AT_ONCE_S, min(each.until - now, RENEW_S if each.is_renewed else LONGEST_S))
                 self._close(handle).message.retry(left_s, each.message.attempt + 1, _STOPPED)
 
@@ -174,6 +181,10 @@ class Deliveries:
             found.reader.missed.pop(found.message.position, None)
         return found
 
+    def _retry(self, handle: str, after_s: float, remark: str) -> None:
+        found = self._close(handle)
+        found.lines.retry(found.message, after_s, MOST_ATTEMPTS, remark)
+
     def _look(self, handle: str) -> None:
         """Redeliver a message if its duration is over or its client is gone; otherwise look again later."""
         found, loop = self._open[handle], asyncio.get_running_loop()
@@ -182,8 +193,8 @@ class Deliveries:
             found.seen = now
         patience_s = 0 if found.is_renewed else GONE_S
         if now >= found.until:
-            self._close(handle).message.retry(AT_ONCE_S, MOST_ATTEMPTS, _SILENT)
+            self._retry(handle, AT_ONCE_S, _SILENT)
         elif found.seen < now and now - found.seen >= patience_s:
-            self._close(handle).message.retry(AT_ONCE_S, MOST_ATTEMPTS, _GONE)
+            self._retry(handle, AT_ONCE_S, _GONE)
         else:
             found.timer = loop.call_at(min(found.until, now + RENEW_S), self._look, handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from dataclasses import dataclass
 from typing import Self
@@ -15,8 +16,11 @@ from commitlake.protocol import headers
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, OpRecord
 
-MOST_PROPERTIES = 128 * 1024
-"""Bytes of user properties, tag and keys together: a check carries no more."""
+MOST_PROPERTIES, MOST_BYTES = 128, 16 * 1024
+"""User properties, and bytes of these, tag and keys together, by default in RocketMQ."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NOT_STORED = (headers.PGROUP, headers.TRANSACTION_ID)
+"""Properties that name the group, and that a consumer gets and may send on."""
 _NEEDS = {definitions.FIFO: "message_group", definitions.DELAY: "delivery_timestamp"}
 _OWN_KINDS = {definitions.LITE: "lite", definitions.PRIORITY: "priority"}
 _GZIP_WINDOW = 31
@@ -45,7 +49,7 @@ def producer_message(given: Proto, most: int) -> Message:
 
     Raises:
         GatewayRefusal: the gateway does not accept such a message.
-        MQClientException: its id is missing or too long.
+        ProducerError: its id is missing or too long.
     """
     own = given.system_properties
     if not given.topic.name:
@@ -176,11 +180,11 @@ def _delivery_ms(given: Proto) -> int:
 
 
 def _check_texts(own: Proto) -> None:
-    if "|" in own.tag:
-        msg = f"the tag is {own.tag!r:.100}; it must have no |"
+    if "|" in own.tag or _CONTROL.search(own.tag):
+        msg = f"the tag is {own.tag!r:.100}; it must have no | and no control character"
         raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_TAG")
-    if not all(key.strip() for key in own.keys):
-        msg = "a key of the message is blank; give each at least one character, or leave it out"
+    if not all(key.strip() and not _CONTROL.search(key) for key in own.keys):
+        msg = "a key of the message is blank or has a control character; give it others, or leave it out"
         raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_KEY")
     if own.HasField("message_group") and not own.message_group.strip():
         msg = "the message group is blank; give it at least one character, or leave it out"
@@ -189,14 +193,21 @@ def _check_texts(own: Proto) -> None:
 
 def _properties(given: Proto) -> dict[str, str]:
     own = given.system_properties
-    properties = {name: value for name, value in given.user_properties.items() if name != headers.PGROUP}
+    properties = {name: value for name, value in given.user_properties.items() if name not in _NOT_STORED}
     texts = [own.tag, *own.keys, *properties, *properties.values()]
-    if (size := sum(len(text.encode()) for text in texts)) > MOST_PROPERTIES:
-        msg = f"properties, tag and keys have {size} bytes; a message may have {MOST_PROPERTIES}"
+    if (size := sum(len(text.encode()) for text in texts)) > MOST_BYTES or len(properties) > MOST_PROPERTIES:
+        msg = (
+            f"{len(properties)} properties, tag and keys have {size} bytes; a message may have {MOST_PROPERTIES} "
+            f"properties, and {MOST_BYTES} bytes"
+        )
         raise GatewayRefusal(msg, "MESSAGE_PROPERTIES_TOO_LARGE")
     for name, value in properties.items():
-        if not (name and value) or (name in headers.RESERVED_HEADERS and name != headers.CHECK_IMMUNITY):
-            msg = f"property {name!r:.100} is a name of the protocol, or has no name or no value; choose others"
+        is_reserved = name in headers.RESERVED_HEADERS and name != headers.CHECK_IMMUNITY
+        if not (name and value) or is_reserved or _CONTROL.search(name):
+            msg = (
+                f"property {name!r:.100} is a name of the protocol, has a control character, or lacks name or value; "
+                "choose others"
+            )
             raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_PROPERTY_KEY")
     return properties
 

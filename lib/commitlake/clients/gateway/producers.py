@@ -11,10 +11,10 @@ from typing import TypeVar
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.producer.link import KafkaLink
-from commitlake.clients.producer.message import Message, SendResult
+from commitlake.clients.producer.message import ROLLBACK, Message, SendResult
 from commitlake.clients.producer.on_loop import SendLanes
 from commitlake.clients.producer.transaction import Ending, HalfMessage
-from commitlake.clients.producer.transactional import NEVER_COMMITTED, ROLLBACK, TransactionMQProducer, log_lost
+from commitlake.clients.producer.transactional import NEVER_COMMITTED, TransactionMQProducer, log_lost
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import OP
 
@@ -32,7 +32,7 @@ class GroupProducer(TransactionMQProducer):
     """A producer of one group, over a connection that it neither starts nor stops."""
 
     def __init__(self, group: str, link: KafkaLink) -> None:
-        super().__init__(group, bootstrap_servers=link.kafka.bootstrap_servers, send_msg_timeout=SEND_MS)
+        super().__init__(group, bootstrap_servers=link.kafka.bootstrap_servers, send_msg_timeout=SEND_MS / 1_000)
         self._link = link
 
     def roll_back(self, half: HalfMessage) -> None:
@@ -43,8 +43,8 @@ class GroupProducer(TransactionMQProducer):
         """Send a decision, and wait for its acknowledgement.
 
         Raises:
-            FailedSend: nothing was sent.
-            UncertainSend: Kafka did not acknowledge the decision in time.
+            FailedSendError: nothing was sent.
+            UncertainSendError: Kafka did not acknowledge the decision in time.
         """
         record = wire.encode_op(handle.op(decision, remark))
         self._link.send(OP, handle.half_messages[0].queue, record, SEND_MS, _END_AGAIN)

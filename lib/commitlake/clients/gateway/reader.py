@@ -13,28 +13,33 @@ from collections.abc import Sequence
 from commitlake.clients.consumer import subscription
 from commitlake.clients.consumer.consume import Consumer
 from commitlake.clients.consumer.message import ReceivedMessage
+from commitlake.clients.gateway.lines import Lines
 
 AHEAD = 64
 """Messages that were read ahead and wait for a client."""
 MOST_HELD, MOST_HELD_BYTES = subscription.MOST_OPEN // 4, subscription.MOST_OPEN_BYTES // 4
 """Messages, and bytes, of one client: a client that finishes nothing leaves the others most of the room."""
 _LOOK_S, _CHECK_S = 0.1, 1.0
+_TURNS = threading.Semaphore(2)
+"""Readers that join their group at a time: dozens at once would leave the event loop no time for other calls."""
 
 
 class Reader:
-    """Reads messages in a thread of its own, and hands each to the client that asks first.
+    """Reads messages in a thread of its own, and hands each to the client that asks first; of a line, the next one.
 
     `client` is the id of the client for which the reader was made. The consumer leaves the group when the reader stops.
 
     Attributes:
         is_over: whether the reader has stopped or failed.
+        lines: its message groups, if `is_fifo`.
         left: done when the consumer has left the group.
         missed: how often clients did not get a message, by its position. Such a message is sent alone, since it may be
             the cause.
     """
 
-    def __init__(self, consumer: Consumer, client: str) -> None:
+    def __init__(self, consumer: Consumer, client: str, is_fifo: bool = False) -> None:
         self.client, self.is_over = client, False
+        self.lines = Lines(is_fifo, self.put_back)
         self.missed: dict[str, int] = {}
         self._held: dict[str, tuple[int, int]] = {}  # by client: number and bytes of the messages that it has
         self._consumer, self._loop = consumer, asyncio.get_running_loop()
@@ -110,7 +115,13 @@ class Reader:
 
     def release(self) -> None:
         """Give back the messages that no client has and whose queue goes to another instance."""
-        self._returned = deque(each for each in self._returned if not each.release())
+        self.lines.release()
+        returned, self._returned = self._returned, deque()
+        for each in returned:
+            if each.release():
+                self.lines.passed(each)
+            else:
+                self._returned.append(each)
         for _ in range(self._messages.qsize()):
             message = self._messages.get_nowait()
             if message is not None and message.release():
@@ -151,19 +162,25 @@ class Reader:
         """Take over a message of the reading thread; None only wakes a waiting call."""
         if message is not None:
             self._room.release()
-            self._returned.append(message)
+            if self.lines.admit(message):
+                self._returned.append(message)
 
     def _next(self) -> list[ReceivedMessage]:
         """The next message, or none: also none if its queue goes, or may have gone, to another instance."""
         if not self._returned or self._returned[0].is_late():
             return []
         message = self._returned.popleft()
-        return [] if message.release() else [message]
+        if message.release():
+            self.lines.passed(message)
+            return []
+        return [message]
 
     def _run(self) -> None:
         failure: Exception | None = None
         try:
             with self._consumer as messages:
+                with _TURNS:
+                    messages.join()
                 for message in messages:
                     while not self._room.acquire(timeout=_CHECK_S):
                         self._consumer.raise_if_failed()

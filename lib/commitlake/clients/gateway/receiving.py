@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,22 +11,25 @@ from commitlake.clients.consumer.arguments import checked_group
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES
-from commitlake.clients.gateway.deliveries import AT_ONCE_S, LONGEST_S, MOST_ATTEMPTS
+from commitlake.clients.gateway.deliveries import LONGEST_S, MOST_ATTEMPTS
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.routes import check_topic
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
 from commitlake.errors import ConsumerError, GatewayRefusal
 from commitlake.protocol.durations import duration_ms
+from commitlake.protocol.headers import TRANSACTION_ID
+from commitlake.protocol.topic_names import is_allowed
 from commitlake.protocol.wire import Settings
 
-MOST_RECEIVED = 32
-"""Messages of one call, as in RocketMQ."""
+MOST_RECEIVED, LEAST_S = 32, 10.0
+"""Messages of one call, and the shortest invisible duration with which it may ask for them, as in RocketMQ."""
 POLL_S = 20.0
 """Wait of a call that names no time."""
 _LONGEST_POLL_S = 60.0
 """The longest wait of a call, so that a call whose client has silently gone does not take a place for hours."""
 _MARGIN_S = 0.5
-"""A call ends so long before its deadline, so that the client gets the answer "no message"."""
+"""A call ends at least so long before its deadline, so that the client gets the answer "no message"."""
+_SHARDING_KEY = "__SHARDINGKEY"
 _LONGEST_FILTER = 4_096
 _MOST_SUBSCRIPTIONS, _MOST_CONDITIONS = 100, 20
 """Subscriptions of one client's settings, and SQL conditions among them, that are checked at once; others on use."""
@@ -47,7 +50,7 @@ def subscribed(request: Proto, limits: Settings) -> Subscribed:
 
     Raises:
         GatewayRefusal: the group or the filter can't be used.
-        MQClientException: the topic can't be used.
+        ProducerError: the topic can't be used.
     """
     topic = topic_name(request.message_queue.topic)
     check_topic(topic, limits)
@@ -66,28 +69,37 @@ def group_name(resource: Proto) -> str:
         raise GatewayRefusal(str(error), "ILLEGAL_CONSUMER_GROUP") from error
 
 
-def invisible_s(duration: Proto, least_s: float = AT_ONCE_S) -> float:
-    """An invisible duration in seconds. A change may set it to 0 (`least_s`), as in RocketMQ's proxy.
+def invisible_s(duration: Proto, least_s: float = 0.0) -> float:
+    """An invisible duration in seconds, at least `least_s`.
 
     Raises:
         GatewayRefusal: `ILLEGAL_INVISIBLE_TIME`.
     """
     seconds: float = duration.ToMilliseconds() / 1_000
     if not least_s <= seconds <= LONGEST_S:
-        msg = f"the invisible duration is {seconds} s; it must be between {least_s} and {LONGEST_S:.0f}"
+        problem = "too small" if seconds < least_s else "too large"  # RocketMQ's words, for which its tests look
+        msg = f"the invisibleTime is {problem}: {seconds} s; give {least_s:.0f} to {LONGEST_S:.0f} s"
         raise GatewayRefusal(msg, "ILLEGAL_INVISIBLE_TIME")
     return seconds
 
 
-def wait_s(request: Proto, left_s: float | None) -> float:
-    """How long a call may wait for its first message, s; `left_s` is the time until its deadline, None without one."""
+def wait_s(request: Proto, left_s: float | None, request_s: float) -> float:
+    """How long a call may wait for its first message, s, as in RocketMQ's proxy.
+
+    `left_s` is the time until its deadline, None without one. Its client adds `request_s` for an answer; half of it is
+    left for the way back.
+    """
     asked_s = request.long_polling_timeout.ToMilliseconds() / 1_000
     poll_s = asked_s if request.HasField("long_polling_timeout") else POLL_S
-    return max(0.0, min(poll_s, _LONGEST_POLL_S, math.inf if left_s is None else left_s - _MARGIN_S))
+    if left_s is not None:
+        poll_s = min(poll_s, left_s - max(_MARGIN_S, min(request_s, left_s) / 2))
+    return max(0.0, min(poll_s, _LONGEST_POLL_S))
 
 
-def consumer_settings(given: Proto) -> Proto:
-    """The answer to a consumer's settings. Not for an event loop: it takes up to a second.
+def consumer_settings(given: Proto, fifo: Sequence[str]) -> Proto:
+    """The answer to a consumer's settings; `fifo` has shell patterns of FIFO groups.
+
+    Not for an event loop: it takes up to a second.
 
     Raises:
         GatewayRefusal: the kind of consumer is not supported, or its group or a filter can't be used.
@@ -95,14 +107,14 @@ def consumer_settings(given: Proto) -> Proto:
     if given.client_type not in _KINDS:
         msg = "only push consumers and simple consumers are supported; use one of them"
         raise GatewayRefusal(msg, "UNSUPPORTED")
-    group_name(given.subscription.group)
+    group = group_name(given.subscription.group)
     filters = dict.fromkeys(_filter(each.expression) for each in given.subscription.subscriptions[:_MOST_SUBSCRIPTIONS])
     conditions = [each for each in filters if each[1] is not None]
     for tags, where in filters.keys() - set(conditions[_MOST_CONDITIONS:]):
         check_filter(tags, where)
     settings = definitions.Settings(client_type=given.client_type, request_timeout=given.request_timeout)
     own = settings.subscription
-    own.fifo, own.receive_batch_size = False, MOST_RECEIVED
+    own.fifo, own.receive_batch_size = is_allowed(group, fifo), MOST_RECEIVED
     own.long_polling_timeout.FromMilliseconds(int(POLL_S * 1_000))
     settings.backoff_policy.max_attempts = MOST_ATTEMPTS
     for pause in PAUSES:
@@ -129,10 +141,12 @@ def _problem(tags: str | None, where: str | None) -> str | None:
     return None
 
 
-def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: float | None) -> Proto:
+def received(message: ReceivedMessage, topic: Proto, handle: str, attempt: int, duration_s: float | None) -> Proto:
     """A message as its consumer gets it. `duration_s` is its invisible duration; None if the gateway renews it."""
     body, key = message.body or b"", message.sharding_key
-    texts = {name: value for name, value in message.properties.items() if value is not None}  # a Kafka header may be
+    group = None if key is None else key.decode(errors="replace")
+    shown = [*message.properties.items(), (_SHARDING_KEY, group), (TRANSACTION_ID, message.transaction_id)]
+    texts = {name: value for name, value in shown if value is not None}  # that of a Kafka header may be None
     own = definitions.SystemProperties(
         message_id=message.message_id,
         message_type=_kind(message),
@@ -140,8 +154,8 @@ def received(message: ReceivedMessage, topic: Proto, handle: str, duration_s: fl
         body_digest=definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(body).hexdigest().upper()),
         tag=message.tags,
         keys=(message.keys or "").split(),
-        message_group=None if key is None else key.decode(errors="replace"),
-        delivery_attempt=message.attempt,
+        message_group=group,
+        delivery_attempt=attempt,
         receipt_handle=handle,
         queue_id=message.queue_id,
         queue_offset=message.source_offset,

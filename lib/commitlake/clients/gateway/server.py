@@ -7,7 +7,7 @@ import ipaddress
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,8 @@ _CONNECTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.so_reuseport", 0),
+    # A quarter of `_MOST_CALLS`, so that one client does not take the places of all.
+    ("grpc.max_concurrent_streams", _MOST_CALLS // 4),
 )
 
 
@@ -118,30 +120,32 @@ class Entrance:
 
 @asynccontextmanager
 async def opened(
-    settings: Config, entrance: Entrance, engine: str = ENGINES[0], start_ms: int = START_MS
+    settings: Config, entrance: Entrance, engine: str = ENGINES[0], start_ms: int = START_MS, fifo: Sequence[str] = ()
 ) -> AsyncIterator[int]:
     """Connect to Kafka and run a gateway within the `with` block; yields its port.
 
     Raises:
-        MQClientException: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.
+        ProducerError: Kafka is out of reach, no coordinator has ever run there, or there is no such engine.
         SetupError: the engine's package is missing.
         ConfigError: the gateway can't listen on the address.
     """
     link = KafkaLink(settings.kafka, start_ms, {}, engine)
     await asyncio.to_thread(link.start, SEND_MS)
     try:
-        async with listening(link, settings, entrance) as port:
+        async with listening(link, settings, entrance, fifo) as port:
             yield port
     finally:
         await asyncio.to_thread(link.stop, _STOP_S)
 
 
 @asynccontextmanager
-async def listening(link: KafkaLink, settings: Config, entrance: Entrance) -> AsyncIterator[int]:
-    """Run a gateway over a connection that has started; yields its port."""
+async def listening(
+    link: KafkaLink, settings: Config, entrance: Entrance, fifo: Sequence[str] = ()
+) -> AsyncIterator[int]:
+    """Run a gateway over a connection that has started; yields its port. `fifo` has shell patterns of FIFO groups."""
     producers = Producers(link)
     access = Access(entrance.access_keys)
-    service = MessagingService(access, producers, Checks(link, producers), settings)
+    service = MessagingService(access, producers, Checks(link, producers), settings, fifo)
     # Twice the limit, so that a body slightly above it gets RocketMQ's status and not gRPC's.
     most = 2 * link.settings.max_message_size + _OVERHEAD
     options = [*_CONNECTIONS, ("grpc.max_receive_message_length", most)]
@@ -156,11 +160,11 @@ async def listening(link: KafkaLink, settings: Config, entrance: Entrance) -> As
         await server.stop(_GRACE_S)
 
 
-async def serve(settings: Config, entrance: Entrance, engine: str) -> None:
+async def serve(settings: Config, entrance: Entrance, engine: str, fifo: Sequence[str]) -> None:
     """Listen until SIGTERM or SIGINT."""
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    async with opened(settings, entrance, engine) as port:
+    async with opened(settings, entrance, engine, fifo=fifo) as port:
         print(f"READY gateway on port {port}", flush=True)
         await ended.wait()

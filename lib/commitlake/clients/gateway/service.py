@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import wraps
 from typing import Any
 
+import grpc
+
 from commitlake.clients.gateway.access import Access, Caller
 from commitlake.clients.gateway.checks import Checks
 from commitlake.clients.gateway.consumers import Consumers
 from commitlake.clients.gateway.messages import TransactionHandle, group_of, is_half, producer_message, topic_name
 from commitlake.clients.gateway.producers import Producers
-from commitlake.clients.gateway.receiving import consumer_settings
+from commitlake.clients.gateway.receiving import consumer_settings, wait_s
 from commitlake.clients.gateway.routes import assignment, route
 from commitlake.clients.gateway.sessions import Session, producer_settings
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, servicers, services, status_of
@@ -46,13 +48,19 @@ def _answered(response: Callable[..., Proto]) -> Callable[[Call], Callable[..., 
 
 
 class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc, name-defined]
-    """The service that clients call. A producer may change to another gateway: no state of it is kept here only."""
+    """The service that clients call. A producer may change to another gateway: no state of it is kept here only.
 
-    def __init__(self, access: Access, producers: Producers, checks: Checks, settings: Config) -> None:
+    `fifo` has shell patterns of the consumer groups that are FIFO.
+    """
+
+    def __init__(
+        self, access: Access, producers: Producers, checks: Checks, settings: Config, fifo: Sequence[str]
+    ) -> None:
         self._access = access
         self._producers, self._checks = producers, checks
         self._sessions: dict[str, set[Session]] = {}
-        self._consumers = Consumers(settings, self._sessions.__contains__)
+        self._fifo = fifo
+        self._consumers = Consumers(settings, fifo, self._sessions.__contains__)
 
     def caller(self, context: Any) -> Caller:
         """The client that calls.
@@ -120,7 +128,9 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         """Deliver messages to a consumer, which waits for the first one."""
         try:
             caller, limits = self.caller(context), self._producers.limits
-            taken = await self._consumers.receive(request, caller, limits, context.time_remaining())
+            request_s = max((each.request_s for each in self._sessions.get(caller.client, ())), default=0.0)
+            longest_s = wait_s(request, context.time_remaining(), request_s)
+            taken = await self._consumers.receive(request, caller, limits, longest_s)
         except Exception as error:
             yield services.ReceiveMessageResponse(status=status_of(error))
             return
@@ -164,6 +174,8 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         try:
             async for command in session.commands():
                 yield command
+            if session.refusal is not None:
+                await context.abort(*_ending(session.refusal))
         finally:
             reading.cancel()
             self._checks.leave(session)
@@ -186,21 +198,33 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         try:
             async for command in requests:
                 if command.HasField("settings"):
-                    session.tell(await self._settled(command.settings, session))
+                    await self._settle(command.settings, session)
         finally:
             self._checks.leave(session)
 
-    async def _settled(self, given: Proto, session: Session) -> Proto:
+    async def _settle(self, given: Proto, session: Session) -> None:
+        """Answer a client's settings, or end its stream with the reason why they are refused."""
+        session.request_s = given.request_timeout.ToMilliseconds() / 1_000
         try:
-            if given.HasField("subscription"):
-                return await asyncio.to_thread(consumer_settings, given)
-            answer = producer_settings(given, self._producers.limits)
-            topics = session.set_topics(given.publishing.topics)
+            session.tell(await self._settled(given, session))
         except Exception as error:
-            return services.TelemetryCommand(status=status_of(error))
-        for topic in topics:
+            session.refusal = status_of(error)
+            session.end()
+
+    async def _settled(self, given: Proto, session: Session) -> Proto:
+        if given.HasField("subscription"):
+            return await asyncio.to_thread(consumer_settings, given, self._fifo)
+        answer = producer_settings(given, self._producers.limits)
+        for topic in session.set_topics(given.publishing.topics):
             self._checks.join(session, topic)
         return answer
+
+
+def _ending(refusal: Proto) -> tuple[grpc.StatusCode, str]:
+    """How a stream ends whose settings were refused, as in RocketMQ's proxy. The text goes into a header."""
+    is_ours = refusal.code == definitions.INTERNAL_SERVER_ERROR
+    code = grpc.StatusCode.INTERNAL if is_ours else grpc.StatusCode.INVALID_ARGUMENT
+    return code, f"{definitions.Code.Name(refusal.code)}: {refusal.message:.500}"
 
 
 def _has_ended(context: Any) -> bool:
@@ -220,7 +244,7 @@ async def _sent(given: Sequence[Proto], producers: Producers) -> Proto:
 
     Raises:
         GatewayRefusal: the gateway does not accept such messages.
-        MQClientException: Kafka does not have the messages, or may not have them.
+        ProducerError: Kafka does not have the messages, or may not have them.
     """
     if not given:
         msg = "the request has no message; send at least one"
@@ -254,7 +278,11 @@ async def _send_all(group: str, messages: Sequence[Message], producers: Producer
     result = await producers.send(group, messages)
     return [
         services.SendResultEntry(
-            status=ok(), message_id=message.msg_id, offset=result.queue_offset, recall_handle=result.recall_handle
+            status=ok(),
+            message_id=message.msg_id,
+            transaction_id=message.msg_id,  # as RocketMQ has it
+            offset=result.queue_offset,
+            recall_handle=result.recall_handle,
         )
         for message in messages
     ]

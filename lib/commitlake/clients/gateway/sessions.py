@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
-from commitlake.errors import MQClientException, RecordError
+from commitlake.errors import ProducerError, RecordError
 from commitlake.protocol import topic_names
 from commitlake.protocol.wire import CheckRecord, Settings
 
@@ -29,6 +29,8 @@ class Session:
 
     Attributes:
         gone: done when the stream has ended.
+        refusal: the status of settings that were refused; the stream ends with it.
+        request_s: how long the client waits for an answer, as its settings say; 0 before it has said so.
         groups: number of groups whose checks it gets.
         has_checker: whether the client has shown that it can answer checks, by a half message or a decision.
     """
@@ -36,6 +38,8 @@ class Session:
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.refusal: Proto = None
+        self.request_s = 0.0
         self.has_checker = False
         self.groups = 0
         self._topics: dict[str, Proto] = {}
@@ -82,7 +86,7 @@ class Session:
         """Note the topics to which the client sends, and return the names of the first `MOST_TOPICS`.
 
         Raises:
-            MQClientException: `ILLEGAL_TOPIC`.
+            ProducerError: `ILLEGAL_TOPIC`.
         """
         if len(topics) > MOST_TOPICS:
             text = "of the %d topics of client %.100r only the first %d have their checks answered"
@@ -102,7 +106,7 @@ def _legal(topic: str) -> str:
     try:
         topic_names.check_name(topic)
     except RecordError as error:
-        raise MQClientException(str(error), error.reason) from error
+        raise ProducerError(str(error), error.reason) from error
     return topic
 
 

@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from commitlake.errors import FailedSend, GatewayRefusal, MQClientException, UncertainSend
+from commitlake.errors import FailedSendError, GatewayRefusal, ProducerError, UncertainSendError
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ def status_of(error: Exception) -> Proto:
 def _code(error: Exception) -> str:
     if isinstance(error, GatewayRefusal):
         return error.code
-    if isinstance(error, UncertainSend):
+    if isinstance(error, UncertainSendError):
         return "MASTER_PERSISTENCE_TIMEOUT"
-    if isinstance(error, MQClientException):
-        unavailable = type(error) is FailedSend
+    if isinstance(error, ProducerError):
+        unavailable = type(error) is FailedSendError
         return "HA_NOT_AVAILABLE" if unavailable else _OF_REASONS.get(error.reason or "", "BAD_REQUEST")
     return "INTERNAL_SERVER_ERROR"

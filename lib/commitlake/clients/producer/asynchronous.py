@@ -6,18 +6,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from commitlake.clients.producer.default import listed
+from commitlake.clients.producer.async_transaction import AsyncDatabaseTransaction, AsyncTransaction
+from commitlake.clients.producer.default import kafka_of, listed
 from commitlake.clients.producer.listener import failed
-from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, TransactionSendResult
+from commitlake.clients.producer.message import Message, SendResult, TransactionSendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
-from commitlake.clients.producer.plain import Timeout, milliseconds
-from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
+from commitlake.clients.producer.plain import milliseconds
+from commitlake.clients.producer.transaction import Ending
 from commitlake.clients.producer.transactional import NO_LISTENER, log_lost, sent_result
-from commitlake.errors import FailedSend, RefusedSend
+from commitlake.config import Conf
+from commitlake.errors import FailedSendError, RefusedSendError
+from commitlake.protocol.durations import Duration
 
 log = logging.getLogger(__name__)
 
@@ -49,18 +53,23 @@ class AsyncTransactionMQProducer:
         self._under_way: set[asyncio.Task[Any]] = set()
         self._switching: set[asyncio.Task[None]] = set()
 
+    @classmethod
+    def from_conf(cls, conf: Conf, group: str, listener: object | None = None, **more: Any) -> Self:
+        """Return a producer for the Kafka of a configuration; see `DefaultMQProducer.from_conf`."""
+        return cls(group, listener, **kafka_of(conf), **more)
+
     async def start(self) -> None:
         """Connect, and begin to answer checks if there is a listener; does nothing when it is running.
 
         A cancelled start continues, until `shutdown`.
 
         Raises:
-            MQClientException: Kafka is out of reach, or no coordinator has ever run there.
+            ProducerError: Kafka is out of reach, or no coordinator has ever run there.
         """
         await _awaited(self._switched(self._start))
 
-    async def shutdown(self, timeout: Timeout = 10_000) -> None:
-        """Wait for running calls, also for cancelled ones, and disconnect, within `timeout` ms.
+    async def shutdown(self, timeout: Duration = 10) -> None:
+        """Wait for running calls, also for cancelled ones, and disconnect, within `timeout`.
 
         A running start, also a cancelled one, ends first; `start_timeout` bounds it.
         """
@@ -75,7 +84,7 @@ class AsyncTransactionMQProducer:
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent."""
         self._producer.register_end_transaction_hook(hook)
 
-    async def send(self, message: Message | Sequence[Message], timeout: Timeout | None = None) -> SendResult:
+    async def send(self, message: Message | Sequence[Message], timeout: Duration | None = None) -> SendResult:
         """Send one message, or several as one batch; see `DefaultMQProducer.send`."""
         message = message if isinstance(message, Message) else listed(message)
         return await self._kept(self._producer.sending, lambda: self._producer.send(message, timeout), message)
@@ -88,15 +97,25 @@ class AsyncTransactionMQProducer:
         """Recall a delayed message; see `DefaultMQProducer.recall`."""
         return await self._kept(self._producer.sending, lambda: self._producer.recall(recall_handle))
 
-    async def reschedule(self, recall_handle: str, message: Message, timeout: Timeout | None = None) -> SendResult:
+    async def reschedule(self, recall_handle: str, message: Message, timeout: Duration | None = None) -> SendResult:
         """Send a message in place of a delayed one; see `DefaultMQProducer.reschedule`."""
         call = partial(self._producer.reschedule, recall_handle, message, timeout)
         return await self._kept(self._producer.sending, call, message)
 
-    def begin_transaction(self, *, is_answered: bool = False) -> AsyncTransaction:
-        """Begin a transaction of several half messages, for `async with`; see `TransactionMQProducer`."""
+    def begin_transaction(self, *, is_answered: bool = False, database: object = None) -> AsyncTransaction:
+        """Begin a transaction of several half messages, for `async with`; see `TransactionMQProducer`.
+
+        Args:
+            is_answered: a rule of the coordinator answers the checks.
+            database: an `AsyncSession` or `AsyncConnection` of SQLAlchemy, whose transaction ends with this one.
+
+        Raises:
+            ProducerError: `database` is none of both.
+        """
         self._producer.warn_if_unanswered(is_answered)
-        return AsyncTransaction(self._producer, self._kept)
+        if database is None:
+            return AsyncTransaction(self._producer, self._kept)
+        return AsyncDatabaseTransaction(self._producer, self._kept, database)
 
     async def __aenter__(self) -> Self:
         try:
@@ -130,13 +149,13 @@ class AsyncTransactionMQProducer:
             await asyncio.wait(under_way, timeout=max(0.0, until - time.monotonic()))
         self._is_running = False
         # Also without a finished start on this loop: a cancelled start may have connected after its loop ended.
-        await asyncio.to_thread(lambda: self._producer.shutdown(max(0, round((until - time.monotonic()) * 1_000))))
+        await asyncio.to_thread(lambda: self._producer.shutdown(timedelta(seconds=max(0.0, until - time.monotonic()))))
         self._producer.release()
 
     async def _in_transaction(self, message: Message, arg: object) -> TransactionSendResult:
         producer = self._producer
-        if not producer.has_listener:
-            raise RefusedSend(NO_LISTENER)
+        if producer.listener is None:
+            raise RefusedSendError(NO_LISTENER)
         half = await producer.sending(lambda: producer.send_half(message), message)
         try:
             decision = await producer.executed(half, arg)
@@ -150,65 +169,8 @@ class AsyncTransactionMQProducer:
         """Await a call that continues when the awaiting task is cancelled."""
         if not self._is_running:
             msg = "the producer is not running; use it as `async with`, or await start()"
-            raise FailedSend(msg)
+            raise FailedSendError(msg)
         return await _awaited(_begun(begin(*args), self._under_way))
-
-
-class AsyncTransaction:
-    """Made by `AsyncTransactionMQProducer.begin_transaction`; see `Transaction`.
-
-    Args:
-        producer: sends the half messages and the decision.
-        kept: awaits a call that continues when the awaiting task is cancelled.
-    """
-
-    def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        self._producer, self._kept = producer, kept
-        self._inner = Transaction(producer.send_half, self._note)
-        self._ending: Ending | None = None
-        self._turn = asyncio.Lock()
-
-    @property
-    def transaction_id(self) -> str | None:
-        """Id of the transaction, None before its first message."""
-        return self._inner.transaction_id
-
-    async def send(self, message: Message) -> SendResult:
-        """Send one more half message; see `Transaction.send`."""
-        result: SendResult = await self._kept(self._send, message)
-        return result
-
-    async def commit(self) -> None:
-        """Make all messages visible; see `Transaction.commit`."""
-        await self._kept(self._end, self._inner.commit)
-
-    async def rollback(self) -> None:
-        """Drop all messages; see `Transaction.rollback`."""
-        await self._kept(self._end, self._inner.rollback)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._kept(self._end, lambda: self._inner.__exit__(kind, error, trace))
-
-    async def _send(self, message: Message) -> SendResult:
-        async with self._turn:
-            return await self._producer.sending(lambda: self._inner.send(message), message)
-
-    async def _end(self, end: Callable[[], None]) -> None:
-        async with self._turn:
-            try:
-                end()
-            finally:
-                ending, self._ending = self._ending, None
-                if ending:
-                    await self._producer.ended(ending, log_lost)
-
-    def _note(self, halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
-        self._ending = self._producer.decided(halves, state)
 
 
 def _begun(call: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

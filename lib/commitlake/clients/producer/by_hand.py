@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from commitlake.clients.producer.engine import FORKED, Engine, Queue, Result, Sent
-from commitlake.errors import FailedSend
+from commitlake.errors import FailedSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 HANDS = 4
 """Threads. An interrupted call continues in its thread, at most as long as a send may take."""
 _LOOK_S = 1.0
-_AT_AN_END = "this Python process is at its end, and all threads that send are gone; send, or end a transaction, before"
+_AT_AN_END = "this Python process is ending, and its sending threads are gone; send, or end a transaction, earlier"
 
 
 class ByHand:
@@ -47,7 +47,7 @@ class ByHand:
     def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """See `Engine`."""
         if os.getpid() != self._pid:  # a fork has none of the engine's threads
-            raise FailedSend(FORKED)
+            raise FailedSendError(FORKED)
         sent = self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
         return _SentByHand(sent.outcome, partial(self._made, sent.withdraw))
 
@@ -68,7 +68,7 @@ class ByHand:
         if threading.current_thread() is not threading.main_thread() or os.getpid() != self._pid:
             return make()  # a fork has none of these threads
         if sys.is_finalizing():  # called by a finalizer, or at the end of a `with` block in an unclosed generator
-            raise FailedSend(_AT_AN_END)
+            raise FailedSendError(_AT_AN_END)
         outcome = Result[T]()
         self._calls.put(partial(_make, make, outcome))
         try:

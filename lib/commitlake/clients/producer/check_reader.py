@@ -21,7 +21,7 @@ from kafka.errors import KafkaError as ClientError
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_turns import Turned, turns
 from commitlake.clients.producer.link import Done, KafkaLink
-from commitlake.errors import RecordError, RefusedSend
+from commitlake.errors import RecordError, RefusedSendError
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
@@ -191,7 +191,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             refused = is_refusal(error)
             reason = self._link.explain(error) if refused else error
             if refused or turns().outages.is_due():
-                log.warning("reading checks from %s failed, trying again: %s", self._topic, reason)
+                log.warning("can't read checks from %s; retrying: %s", self._topic, reason)
             self._disconnect()
             self._rests_until, self._went = time.monotonic() + (REFUSED_S if refused else RETRY_S), Turned.FAILED
         finally:
@@ -252,7 +252,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             try:
                 self._drain()
             except Exception as error:
-                log.warning("the last answers to checks of %s may be asked for again: %s", self._group, error)
+                log.warning("the coordinator may repeat the last checks of %s: %s", self._group, error)
         self._disconnect()
 
     def _poll(self, consumer: KafkaConsumer, wait_ms: int) -> None:
@@ -315,11 +315,11 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def _submit(self, progress: CheckProgress, offset: int, check: wire.CheckRecord) -> None:
         def done(error: BaseException | None) -> None:
-            if isinstance(error, RefusedSend):  # a retry would be refused too, for example a missing partition
+            if isinstance(error, RefusedSendError):  # a retry would be refused too, for example a missing partition
                 give_up(error)
             elif error:
                 if turns().outages.is_due():
-                    log.warning("the answer to check %s was not acknowledged, trying again: %s", check.check_id, error)
+                    log.warning("Kafka did not acknowledge the answer to check %s; retrying: %s", check.check_id, error)
                 self._failed.append((progress, offset, check))
             else:
                 progress.done(offset)

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
 from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
-from commitlake.errors import ConfigError, FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import ConfigError, FailedSendError, ProducerError, RefusedSendError, UncertainSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 from commitlake.throttled import ThrottledFilter
@@ -102,7 +102,7 @@ class ConfluentEngine:
                 is_taken = client.produce(**named, on_delivery=partial(self._delivered, client, outcome, again))
             except BufferError as error:
                 msg = f"librdkafka's queue is full: {error}"
-                raise FailedSend(msg) from error
+                raise FailedSendError(msg) from error
             except KafkaException as error:
                 self._note(client, error.args[0])
                 raise self._told(error.args[0], is_sent=False) from error
@@ -141,31 +141,31 @@ class ConfluentEngine:
             outcome.set_exception(told)
         self._open.discard(outcome)
 
-    def _told(self, error: Failure, *, is_sent: bool = True) -> MQClientException:
+    def _told(self, error: Failure, *, is_sent: bool = True) -> ProducerError:
         """The public error for an error of librdkafka; `is_sent`: whether the record may have gone out."""
         text = f"{error.name()}: {error.str()}"
         if error.code() in _DENIED:
             text = self._explain(TopicAuthorizationFailedError(text))
         if error.code() in _REFUSED:
-            return RefusedSend(text)
-        return UncertainSend(text) if is_sent else FailedSend(text)
+            return RefusedSendError(text)
+        return UncertainSendError(text) if is_sent else FailedSendError(text)
 
     def _note(self, client: _Client, error: Failure) -> None:
         if error.fatal() or error.code() == Failure._FATAL:
             client.is_spoilt = True
 
 
-def _failure_of(again: Callable[[], None]) -> MQClientException | None:
+def _failure_of(again: Callable[[], None]) -> ProducerError | None:
     """Send a refused record again by itself; return an error if that fails: then the record is nowhere."""
     try:
         again()
-    except MQClientException as told:
+    except ProducerError as told:
         return told
     except ConfigError as error:
-        return FailedSend(str(error))
+        return FailedSendError(str(error))
     except Exception as error:
         log.exception("a record that Kafka had refused in a batch could not be sent by itself")
-        return FailedSend(f"{type(error).__name__}: {error}")
+        return FailedSendError(f"{type(error).__name__}: {error}")
     return None
 
 
@@ -182,7 +182,7 @@ class _Clients:
         """The client for a send that waits `timeout_ms`; makes a new one if necessary."""
         with self._lock:
             if self._is_closed:
-                raise FailedSend(SHUT_DOWN)
+                raise FailedSendError(SHUT_DOWN)
             if not self._alive or self._alive[-1].is_spoilt or timeout_ms > self._timeout_ms:
                 self._replace(max(timeout_ms, self._timeout_ms))
             return self._alive[-1]

@@ -22,7 +22,7 @@ from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.engine import Engine
 from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
 from commitlake.config import KafkaConfig
-from commitlake.errors import FailedSend, MQClientException, RecordError
+from commitlake.errors import FailedSendError, ProducerError, RecordError
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import confluent_options, python_options, record_bytes
 from commitlake.kafka.refusals import Loop, is_refusal
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 METADATA_AGE_MS = 30_000
 """How long a new partition may stay unknown; Kafka's own default is 5 minutes."""
-NOT_RUNNING = "the producer is not running; call start() first, and nothing after shutdown()"
+NOT_RUNNING = "the producer is not running; call start() before you send, and send before shutdown()"
 CONFLUENT_TAKES = {"compression_type", "linger_ms", "batch_size"}
 """The `client_options` that both engines know."""
 
@@ -80,21 +80,21 @@ class Connection:
     def engine(self) -> Engine:
         """The engine that sends, while the connection runs."""
         if self._engine is None:
-            raise FailedSend(NOT_RUNNING)
+            raise FailedSendError(NOT_RUNNING)
         return self._engine
 
     @property
     def settings(self) -> wire.Settings:
         """The newest limits the coordinator has published."""
         if self._reader is None or self._reader.known is None:
-            raise FailedSend(NOT_RUNNING)
+            raise FailedSendError(NOT_RUNNING)
         return self._reader.known
 
     def net(self) -> Loop:
         """The event loop, with its thread, for the clients of all check readers; a new one after a crash."""
         with self._net_lock:
             if self._engine is None:
-                raise FailedSend(NOT_RUNNING)
+                raise FailedSendError(NOT_RUNNING)
             if self._net is None or self._net._exception:
                 self._net = Loop()
                 self._net.start()
@@ -104,12 +104,12 @@ class Connection:
         """Serve a producer until it leaves or is collected; connect if this is the first one.
 
         Raises:
-            MQClientException: Kafka is out of reach, or the coordinator has not run yet.
+            ProducerError: Kafka is out of reach, or the coordinator has not run yet.
             ConfigError: the engine does not take an option.
         """
         if not self._switch.acquire(timeout=self._start_timeout_ms / 1_000):
             msg = f"another producer of this process still waits for Kafka at {self.kafka.bootstrap_servers}"
-            raise MQClientException(msg)
+            raise ProducerError(msg)
         try:
             self._holders.add(holder)
             if self._engine is None:
@@ -121,7 +121,7 @@ class Connection:
             if not isinstance(error, (ClientError, ValueError)):
                 raise
             log.debug("the producer's client was not made", exc_info=error)
-            raise MQClientException(self.explain(error)) from None
+            raise ProducerError(self.explain(error)) from None
         finally:
             self._switch.release()
 
@@ -139,7 +139,7 @@ class Connection:
     def flush(self, timeout_s: float) -> None:
         """Wait until every record sent before was acknowledged or has failed, for at most `timeout_s`."""
         if os.getpid() == self._pid and self._engine and not self._engine.flush(timeout_s):
-            log.warning("not every record was acknowledged within %.1f s", timeout_s)
+            log.warning("Kafka did not acknowledge every record within %.1f s", timeout_s)
 
     def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
         """Options for a Kafka client of this class."""
@@ -275,7 +275,7 @@ class SettingsReader:
         """Return once the newest settings are known.
 
         Raises:
-            MQClientException: Kafka is out of reach, or nothing was read within `timeout_ms`.
+            ProducerError: Kafka is out of reach, or nothing was read within `timeout_ms`.
         """
         self._thread.start()
         if self._ready.wait(timeout_ms / 1_000) and self._failure is None:
@@ -284,12 +284,12 @@ class SettingsReader:
         if self._failure:
             log.debug("the last try to read %s", self._topic, exc_info=self._failure)
             msg = f"cannot read the Kafka topic {self._topic}: {self._explain(self._failure)}"
-            raise MQClientException(msg) from None  # the text has the cause, which 25 lines of its traceback would hide
+            raise ProducerError(msg) from None  # the text has the cause, which 25 lines of its traceback would hide
         msg = (
             f"the Kafka topic {self._topic} has no settings after {timeout_ms} ms; "
             "start the coordinator, which publishes them, or check topic_prefix"
         )
-        raise MQClientException(msg)
+        raise ProducerError(msg)
 
     def stop(self) -> None:
         """Stop reading; does nothing when it is not running."""
@@ -308,7 +308,7 @@ class SettingsReader:
                 if is_refusal(error) and not self._ready.is_set():
                     self._ready.set()  # `start` fails at once, since a retry would be refused too
                     return
-                log.debug("reading %s failed, trying again: %s", self._topic, error)
+                log.debug("reading %s failed; retrying: %s", self._topic, error)
                 self._stopping.wait(_BACKOFF_MS / 1_000)
 
     def _consume(self) -> None:

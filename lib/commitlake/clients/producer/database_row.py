@@ -4,114 +4,38 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from commitlake.clients.producer.listener import TransactionListener
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
+from commitlake.clients.proof_rows import ProofRows
 from commitlake.clients.sql import Sql
-from commitlake.errors import MQClientException, Undecided
+from commitlake.errors import ProducerError, UndecidedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     COMMITTED,
-    CREATE,
     DATABASE,
     KEPT_MS,
     NAME,
     REVOKED,
     TABLE,
     RowName,
-    decision_of,
     open_state,
     row_name_of,
     tries_of,
 )
 from commitlake.protocol.durations import DAY_MS
 
-_LOCK_WAIT = "SET LOCAL lock_timeout = '1s'"
-"""PostgreSQL would wait for an open local transaction for ever."""
 _AT_ONCE = 1_000
 """Rows that `tidy` deletes in one transaction, which others may wait for."""
-
-
-class ProofRows:
-    """The rows of `commitlake_transactions`, on a connection."""
-
-    def __init__(self, sql: Sql) -> None:
-        self.sql = sql
-
-    def state(self, name: str) -> str | None:
-        """The `state` of a row; None when it is not there."""
-        found = self.sql.value(f"SELECT state FROM {TABLE} WHERE id = :id", id=name)
-        return None if found is None else str(found)
-
-    def insert(self, name: str, state: str) -> None:
-        """Insert a row; raises `Sql.duplicate` when it is there, after a wait for the transaction that has it."""
-        self.sql.change(
-            f"INSERT INTO {TABLE} (id, state, at) VALUES (:id, :state, :at)", id=name, state=state, at=now_ms()
-        )
-
-    def update(self, name: str, before: str, state: str) -> bool:
-        """Replace the state of a row, if it is still what it was; returns whether it was."""
-        changed = f"UPDATE {TABLE} SET state = :state WHERE id = :id AND state = :before"
-        return self.sql.change(changed, id=name, state=state, before=before) == 1
-
-    def database(self) -> str:
-        """The name of the database, which its own row has.
-
-        Raises:
-            MQClientException: there is no table, or no such row.
-        """
-        cause = None
-        try:
-            if (found := self.state(DATABASE)) is not None:
-                return found
-        except Exception as error:  # the driver's
-            cause = error
-        msg = (
-            f"the database has no table {TABLE} with its name: {cause or f'it has no row {DATABASE!r}'}; make it with "
-            f"DatabaseListener(connect, create=True), or with: {CREATE}; INSERT INTO {TABLE} VALUES ('{DATABASE}', "
-            f"'{uuid.uuid4().hex}', 0)"
-        )
-        raise MQClientException(msg) from cause
-
-    def decide(self, name: RowName, age_ms: int = 0) -> str:
-        """COMMIT or ROLLBACK; from now on the local transaction can't end otherwise.
-
-        Raises:
-            Undecided: this is another database, or the row proves nothing.
-        """
-        if (here := self.database()) != name.database:
-            msg = f"its row is in the database {name.database}, and this one is {here}"
-            raise Undecided(msg)
-        state = self.state(name.id) if age_ms > KEPT_MS else self._revoked(name.id)
-        if tries_of(state) and self.update(name.id, str(state), REVOKED):  # the block committed in its middle
-            self.sql.given.commit()
-            return "ROLLBACK"
-        decision = decision_of(state)
-        if decision is None:
-            msg = f"its row has the state {state}; rows go after 30 days: look at the business rows, and end it by hand"
-            raise Undecided(msg)
-        return decision
-
-    def _revoked(self, name: str) -> str | None:
-        """Insert a tombstone, unless the row is there; returns the row's state."""
-        try:
-            if self.sql.dialect[0] == "postgresql":
-                self.sql.change(_LOCK_WAIT)
-            self.insert(name, REVOKED)
-            self.sql.given.commit()
-        except self.sql.duplicate:
-            self.sql.given.rollback()
-            return self.state(name)
-        return REVOKED
 
 
 class LocalRow:
     """The open, or next, transaction of a connection, which a row will prove.
 
     Raises:
-        MQClientException: its database has no table for the row.
+        ProducerError: its database has no table for the row.
     """
 
     property = NAME
@@ -131,14 +55,14 @@ class LocalRow:
         """Tie a try to send, counted from 1, to the open savepoint, if there is one.
 
         Raises:
-            MQClientException: a check has revoked the row.
+            ProducerError: a check has revoked the row.
         """
         state = self._rows.state(self._name.id) if number > 1 else None
         if state is None:
             self._rows.insert(self._name.id, open_state(number))
         elif tries_of(state) is None or not self._rows.update(self._name.id, state, open_state(number)):
             msg = f"the row of the transaction has the state {state}, so it can't commit; begin another one"
-            raise MQClientException(msg)
+            raise ProducerError(msg)
 
     def check(self, sent: int) -> str | None:
         """Check that no savepoint with messages was rolled back; returns the row's state, None before the first try.
@@ -146,7 +70,7 @@ class LocalRow:
         `sent` is the number of the last try that sent a message, 0 for none.
 
         Raises:
-            MQClientException: the transaction, or a savepoint in which a message was sent, was rolled back.
+            ProducerError: the transaction, or a savepoint in which a message was sent, was rolled back.
         """
         state = self._rows.state(self._name.id) if sent else None
         if sent and (tries_of(state) or 0) < sent:
@@ -155,18 +79,18 @@ class LocalRow:
                 "the message has lost its rows, and all is rolled back; send when a savepoint is released, or let its "
                 "error end the block"
             )
-            raise MQClientException(msg)
+            raise ProducerError(msg)
         return state
 
     def commit(self, sent: int) -> None:
         """Commit; if messages were sent, the row now proves it.
 
         Raises:
-            MQClientException: see `check`.
+            ProducerError: see `check`.
         """
         if (state := self.check(sent)) and not self._rows.update(self._name.id, state, COMMITTED):
             msg = "a check has revoked the transaction, since its block had committed before; all is rolled back"
-            raise MQClientException(msg)
+            raise ProducerError(msg)
         self._may_have_committed = True
         self._given.commit()
 
@@ -191,47 +115,47 @@ class DatabaseListener(TransactionListener):
         create: make the table where it is missing; else a migration does.
 
     Raises:
-        MQClientException: there is no such table, or the connections keep what was rolled back.
+        ProducerError: there is no such table, or the connections keep what was rolled back.
     """
 
     def __init__(self, connect: Any, *, create: bool = False) -> None:
         self._connect: Callable[[], Any] = connect if callable(connect) else connect.connect
         with self._opened() as rows:
             if create:
-                _create(rows)
+                rows.create()
             rows.database()
             rows.insert(probe := uuid.uuid4().hex, REVOKED)
             rows.sql.given.rollback()
             if rows.state(probe) is not None:
                 msg = f"{TABLE} keeps a row that was rolled back; switch autocommit off, and make a table that does not"
-                raise MQClientException(msg)
+                raise ProducerError(msg)
 
     def execute_local_transaction(self, message: Message, arg: Any) -> NoReturn:
         """Refuses: the block of `begin_transaction(database=...)` is the local transaction.
 
         Raises:
-            MQClientException: always.
+            ProducerError: always.
         """
         msg = "a DatabaseListener runs no local transaction; use producer.begin_transaction(database=connection)"
-        raise MQClientException(msg)
+        raise ProducerError(msg)
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
         """The outcome of a local transaction, by its row.
 
         Raises:
-            Undecided: the message names no row, or the database can't tell: the check is asked again.
+            UndecidedError: the message names no row, or the database can't tell: the check is asked again.
         """
         text = message.get_user_property(NAME)
         if text is None:
             msg = "it was begun without database=, so it has no row"
-            raise Undecided(msg)
+            raise UndecidedError(msg)
         try:
             with self._opened() as rows:
                 return LocalTransactionState(rows.decide(row_name_of(text), now_ms() - (message.store_timestamp or 0)))
-        except Undecided:
+        except UndecidedError:
             raise
         except Exception as error:  # the driver's
-            raise Undecided(str(error)) from error
+            raise UndecidedError(str(error)) from error
 
     def tidy(self) -> int:
         """Delete rows that are older than 31 days; returns how many."""
@@ -254,20 +178,3 @@ class DatabaseListener(TransactionListener):
             yield ProofRows(Sql(connection))
         finally:
             connection.close()
-
-
-def _create(rows: ProofRows) -> None:
-    """Make the table, and give the database a name, unless it has one."""
-    given = rows.sql.given
-    try:
-        named = rows.state(DATABASE) is not None
-    except Exception:  # the driver's, of a table that is not there
-        given.rollback()
-        rows.sql.change(CREATE)
-        given.commit()
-        named = False
-    if not named:
-        with suppress(rows.sql.duplicate):  # another instance was quicker
-            rows.insert(DATABASE, uuid.uuid4().hex)
-            given.commit()
-    given.rollback()

@@ -12,7 +12,7 @@ from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
 from commitlake.clients.sql import Sql
-from commitlake.errors import MQClientException
+from commitlake.errors import ArgumentError
 
 log = logging.getLogger(__name__)
 
@@ -21,24 +21,31 @@ def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
     """The transaction of a connection, which a row will prove, or PostgreSQL itself where no `DatabaseListener` looks.
 
     Raises:
-        MQClientException: `given` can't be used, or nothing would answer its checks.
+        ArgumentError: `given` can't be used, or nothing would answer its checks.
     """
     if type(given).__module__.partition(".")[0] == "psycopg":
         if isinstance(listener, DatabaseListener):
             msg = "a DatabaseListener answers by rows; give a connection of SQLAlchemy, or leave the listener out"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         return LocalDatabase(given)
     sql = Sql(given)
-    if isinstance(listener, DatabaseListener):
-        return LocalRow(sql)
-    if sql.dialect == ("postgresql", "psycopg"):
+    if sql.dialect == ("postgresql", "psycopg") and not isinstance(listener, DatabaseListener):
         return LocalDatabase(sql.given)
-    if listener is not None:
+    return row_of(sql, listener)
+
+
+def row_of(sql: Sql, listener: object) -> LocalRow:
+    """The transaction of a connection, which a row will prove.
+
+    Raises:
+        ProducerError: the listener does not look at rows, or there is no table for them.
+    """
+    if listener is not None and not isinstance(listener, DatabaseListener):
         msg = (
             f"database= needs a listener that looks at its rows, and that of the group is a {type(listener).__name__}; "
             "give the producer commitlake.DatabaseListener(connect), or a class derived from it"
         )
-        raise MQClientException(msg)
+        raise ArgumentError(msg)
     return LocalRow(sql)
 
 
@@ -69,7 +76,7 @@ class DatabaseTransaction(Transaction):
         """Send one more half message and wait for its acknowledgement; see `Transaction.send`.
 
         Raises:
-            MQClientException: nothing was sent: the block has ended the database's transaction itself, or has rolled
+            ProducerError: nothing was sent: the block has ended the database's transaction itself, or has rolled
                 back a savepoint in which a message was sent, or the database may lose what it commits.
         """
         topic_of(message)
@@ -92,7 +99,7 @@ class DatabaseTransaction(Transaction):
         Errors of the database are passed on. The messages then end as its transaction did.
 
         Raises:
-            MQClientException: the transaction was rolled back, or is now: a send was uncertain, the block has ended the
+            ProducerError: the transaction was rolled back, or is now: a send was uncertain, the block has ended the
                 database's transaction itself, or has rolled back a savepoint in which a message was sent, or the
                 database may lose what it commits.
         """
@@ -105,7 +112,7 @@ class DatabaseTransaction(Transaction):
         """Roll back the database's transaction, and drop all messages; does nothing the second time.
 
         Raises:
-            MQClientException: the transaction was committed.
+            ProducerError: the transaction was committed.
         """
         with self._lock:
             if self._ended is None:

@@ -102,7 +102,7 @@ class Sent(Protocol):
 
     @property
     def outcome(self) -> Result[Position]:
-        """The record's position; or a `FailedSend`, when it is nowhere; or an `UncertainSend`."""
+        """The record's position; or a `FailedSendError`, when it is nowhere; or an `UncertainSendError`."""
 
     def withdraw(self) -> bool:
         """Give the record up; True if it has not gone out, and never will."""
@@ -125,7 +125,7 @@ class Engine(Protocol):
             timeout_ms: how long the caller will wait, ms.
 
         Raises:
-            FailedSend: the client does not take the record, or can't get the number of partitions from Kafka.
+            FailedSendError: the client does not take the record, or can't get the number of partitions from Kafka.
         """
 
     def flush(self, timeout_s: float) -> bool:

@@ -22,7 +22,7 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
 from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, UncertainSend
+from commitlake.errors import FailedSendError, ProducerError, RefusedSendError, UncertainSendError
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -85,7 +85,7 @@ class KafkaPythonEngine:
         for each in (self._client, *self._old):
             _close(each, max(0.0, until - time.monotonic()))
 
-    def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> MQClientException:
+    def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> ProducerError:
         """The public error for an error of kafka-python.
 
         Args:
@@ -96,12 +96,12 @@ class KafkaPythonEngine:
         name, told = type(error).__name__, str(error)  # a KafkaError's text begins with its name
         text = self._explain(error) if is_refusal(error) else told if told.startswith(name) else f"{name}: {told}"
         if is_aborted and is_sent:
-            return UncertainSend(text)
+            return UncertainSendError(text)
         if is_refusal(error) or (isinstance(error, (*_REFUSED, ValueError)) and not is_aborted):
-            return RefusedSend(text)
+            return RefusedSendError(text)
         if not is_sent or isinstance(error, _Withdrawn) or _BESIDE_REFUSED in str(error):
-            return FailedSend(text)
-        return UncertainSend(text)
+            return FailedSendError(text)
+        return UncertainSendError(text)
 
     def note(self, client: KafkaProducer, error: Exception) -> None:
         """Have the next send replace a client after a permanent error, or a record given up (KafkaTimeoutError)."""
@@ -127,7 +127,7 @@ class KafkaPythonEngine:
 
     def _current(self, timeout_ms: int, until: float) -> KafkaProducer:
         if self._is_closed:
-            raise FailedSend(SHUT_DOWN)
+            raise FailedSendError(SHUT_DOWN)
         while True:
             with self._lock:
                 if self._spoilt is not self._client and timeout_ms <= self._made_for_ms:
@@ -139,7 +139,7 @@ class KafkaPythonEngine:
                 renewal.result(until - time.monotonic())
             except TimeoutError:
                 msg = "no new connection in time"
-                raise FailedSend(msg) from None
+                raise FailedSendError(msg) from None
 
     def _renewed(self) -> Future[KafkaProducer]:
         renewal: Future[KafkaProducer] = Future()
@@ -203,7 +203,7 @@ class _Sending:
         if isinstance(error, _Withdrawn) and not self._is_over:  # another record of its batch was withdrawn
             try:
                 self.begin()
-            except MQClientException as told:
+            except ProducerError as told:
                 self.outcome.set_exception(told)
             return
         is_aborted, has_gone = _was_aborted(self._sent), _has_gone(self._client, self._batch, self._sent)
@@ -271,7 +271,7 @@ def _close(client: KafkaProducer, timeout_s: float) -> None:
     try:
         client.flush(timeout=timeout_s / 2)
     except ClientError as error:
-        log.warning("not every record was acknowledged before the shutdown: %s", error)
+        log.warning("Kafka did not acknowledge every record before the shutdown: %s", error)
         client._sender.force_close()
         client._sender.join(max(1.0, timeout_s / 2))
     try:

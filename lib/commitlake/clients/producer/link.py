@@ -18,12 +18,13 @@ from commitlake.clients.producer.engine import Engine, Sent
 from commitlake.clients.producer.plain import shown
 from commitlake.config import KafkaConfig
 from commitlake.errors import (
+    ArgumentError,
     ConfigError,
-    FailedSend,
-    MQClientException,
-    RefusedSend,
+    FailedSendError,
+    ProducerError,
+    RefusedSendError,
     SetupError,
-    UncertainSend,
+    UncertainSendError,
     installed_by,
 )
 from commitlake.kafka.admin_client import explain
@@ -44,11 +45,11 @@ Late = Callable[[Position], None]
 def _check_own(options: Mapping[str, Any]) -> None:
     for name in options:
         if name in _TIMES:
-            msg = f"client_options: {name} is not allowed; send_msg_timeout bounds all that a send does, so set that"
-            raise MQClientException(msg)
+            msg = f"client_options: {name} is not allowed; send_msg_timeout limits the whole send, so set that"
+            raise ArgumentError(msg)
         if name in _OWN:
-            msg = f"client_options: {name} is not allowed; CommitLake's promises hang on it, so it is set: leave it out"
-            raise MQClientException(msg)
+            msg = f"client_options: {name} is not allowed; CommitLake's guarantees need its own value: leave it out"
+            raise ArgumentError(msg)
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -57,12 +58,12 @@ def _check_names(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if name in allowed and isinstance(usual[name], int | float) and not isinstance(value, int | float):
             msg = f"client_options: {name} is {shown(value)}, allowed is a number, such as {usual[name]!r}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         if name not in allowed:
             close = difflib.get_close_matches(str(name), allowed, n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             msg = f"client_options: {name} is not allowed; allowed is what kafka-python's clients take{hint}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
 
 
 ENGINES = ("kafka-python", "confluent")
@@ -73,12 +74,12 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
     """Return the name of an engine.
 
     Raises:
-        MQClientException: there is no such engine, or it does not take an option.
+        ArgumentError: there is no such engine, or it does not take an option.
         SetupError: its package is missing.
     """
     if engine not in ENGINES:
         msg = f"engine is {engine!r}, allowed is {' or '.join(ENGINES)}"
-        raise MQClientException(msg)
+        raise ArgumentError(msg)
     if engine == "confluent":
         if importlib.util.find_spec("confluent_kafka") is None:
             msg = f"engine='confluent' needs the package confluent-kafka: {installed_by('confluent')}"
@@ -91,7 +92,7 @@ def check_engine(engine: str, options: Mapping[str, Any]) -> str:
                 f"client_options: {left[0]} is not allowed with engine='confluent', which takes {takes} for sending; "
                 "leave it out, or see whether engine='kafka-python' takes it"
             )
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
     return engine
 
 
@@ -101,7 +102,7 @@ class KafkaLink:
     def __init__(self, kafka: KafkaConfig, start_timeout_ms: int, more: object, engine: str = ENGINES[0]) -> None:
         if not isinstance(more, Mapping):
             msg = f"client_options: {shown(more)} is not allowed; allowed is a dict of kafka-python's keyword arguments"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         more = dict(more)  # later changes of the caller's dict must not concern this producer
         _check_own(more)
         check_engine(engine, more)
@@ -116,7 +117,7 @@ class KafkaLink:
         """Connect and read the settings.
 
         Raises:
-            MQClientException: Kafka is out of reach, or the coordinator has not run yet.
+            ProducerError: Kafka is out of reach, or the coordinator has not run yet.
             ConfigError: the engine does not take an option.
         """
         connection = shared(self._made(timeout_ms))
@@ -171,36 +172,36 @@ class KafkaLink:
             late: called with the position, in a thread of the client, if the acknowledgement comes after that.
 
         Raises:
-            FailedSend: nothing was sent, or Kafka refused the record.
-            UncertainSend: there was no acknowledgement in time, or Kafka answered with another error.
+            FailedSendError: nothing was sent, or Kafka refused the record.
+            UncertainSendError: there was no acknowledgement in time, or Kafka answered with another error.
         """
         until = time.monotonic() + timeout_ms / 1_000
         name = self.kafka.topic(topic)
         try:
             sent = self._send(name, queue, record, timeout_ms)
             return self._awaited(sent, until)
-        except FailedSend as error:
-            hint = "" if isinstance(error, RefusedSend) else "; it may be sent again"
+        except FailedSendError as error:
+            hint = "" if isinstance(error, RefusedSendError) else "; you may send it again"
             msg = f"nothing was sent to the Kafka topic {name}: {error}{hint}"
             raise type(error)(msg) from error
-        except UncertainSend as error:
+        except UncertainSendError as error:
             if late is not None:
                 sent.outcome.add_done_callback(lambda done: None if done.exception() else late(done.result()))
             msg = (
                 f"Kafka did not acknowledge a record of {name} within {timeout_ms} ms, "
                 f"so it may or may not be there: {error}; {advice}"
             )
-            raise UncertainSend(msg) from error
+            raise UncertainSendError(msg) from error
 
     def _awaited(self, sent: Sent, until: float) -> Position:
         try:
             return sent.outcome.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
             if sent.withdraw():
-                msg = f"Kafka at {self.kafka.bootstrap_servers} took nothing in time"
-                raise FailedSend(msg) from None
-            msg = "no answer in time"
-            raise UncertainSend(msg) from None
+                msg = f"Kafka at {self.kafka.bootstrap_servers} did not take the record in time"
+                raise FailedSendError(msg) from None
+            msg = "Kafka did not answer in time"
+            raise UncertainSendError(msg) from None
 
     def send_soon(self, topic: str, queue: int, record: Encoded, timeout_ms: int, done: Done) -> None:
         """Send without waiting; `done` is called with the outcome.
@@ -209,7 +210,7 @@ class KafkaLink:
         """
         try:
             sent = self._send(self.kafka.topic(topic), queue, record, timeout_ms)
-        except MQClientException as error:
+        except ProducerError as error:
             done(error)
             return
         sent.outcome.add_done_callback(lambda outcome: done(outcome.exception()))
@@ -222,11 +223,11 @@ class KafkaLink:
                 return engine.send(name, number.__mod__, record, timeout_ms)
             return engine.send(name, queue, record, timeout_ms)
         except ConfigError as error:  # raised by a new connection that replaces one, for example if a file is gone
-            raise FailedSend(str(error)) from error
+            raise FailedSendError(str(error)) from error
 
     def _joined(self) -> Connection:
         if self._connection is None:
-            raise FailedSend(NOT_RUNNING)
+            raise FailedSendError(NOT_RUNNING)
         return self._connection
 
     def _started(self) -> Engine:

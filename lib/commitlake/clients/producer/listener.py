@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
 from commitlake.clients.tracing import Traced
-from commitlake.errors import Undecided
+from commitlake.errors import UndecidedError
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def decide(call: Callable[[], LocalTransactionState | None], span: AbstractConte
     try:
         with span as traced:
             return judged(call(), traced)
-    except Undecided:
+    except UndecidedError:
         raise
     except Exception as error:
         return failed(error)
@@ -96,7 +96,7 @@ def judged(state: object, traced: Traced) -> Verdict:
     if isinstance(state, LocalTransactionState):
         verdict = Verdict(state, None)
     else:
-        log.warning("the transaction listener returned %.100r, no LocalTransactionState: UNKNOWN", state)
+        log.warning("the transaction listener returned %.100r, no LocalTransactionState: this counts as UNKNOWN", state)
         verdict = Verdict(LocalTransactionState.UNKNOW, _remark(f"the listener returned {state!r}"))
     traced.note({"commitlake.decision": verdict.state.value})
     return verdict

@@ -8,11 +8,11 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from commitlake.clients.producer.plain import PROOFS, Timeout, data, free, id_of, named, shown
-from commitlake.errors import MQClientException, RecordError
+from commitlake.clients.producer.plain import PROOFS, data, free, id_of, named, shown
+from commitlake.errors import ArgumentError, RecordError
 from commitlake.protocol import headers, wire
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import natural, plain_text
@@ -36,6 +36,14 @@ class LocalTransactionState(enum.Enum):
     UNKNOWN = "UNKNOWN"
 
 
+COMMIT = LocalTransactionState.COMMIT_MESSAGE
+"""The decision that makes the messages visible."""
+ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
+"""The decision that drops the messages."""
+UNKNOWN = LocalTransactionState.UNKNOWN
+"""No decision yet: a check asks later. RocketMQ spells it `UNKNOW`."""
+
+
 def _shows_the_order(made: type[_Message]) -> type[_Message]:
     """Refuse RocketMQ's order (topic, tags, keys, body): a message would go out with its tags as its body."""
     initialise = made.__init__
@@ -46,7 +54,7 @@ def _shows_the_order(made: type[_Message]) -> type[_Message]:
                 f"Message() takes topic and body, then tags= and keys= by name, and got {len(given)} values in order; "
                 "RocketMQ's Message(topic, tags, keys, body) is Message(topic, body, tags=..., keys=...) here"
             )
-            raise MQClientException(message)
+            raise ArgumentError(message)
         initialise(self, *given, **named)
 
     made.__init__ = functools.wraps(initialise)(__init__)  # type: ignore[method-assign,assignment]
@@ -95,7 +103,7 @@ class Message:
     sharding_key: str | bytes | None = field(default=None, kw_only=True)
     delay_time_level: int | None = field(default=None, kw_only=True)
     delay_seconds: Duration | None = field(default=None, kw_only=True)
-    delay_milliseconds: Timeout | None = field(default=None, kw_only=True)
+    delay_milliseconds: int | str | timedelta | None = field(default=None, kw_only=True)
     deliver_at: int | datetime | None = field(default=None, kw_only=True)
     check_immunity_seconds: Duration | None = field(default=None, kw_only=True)
     transaction_id: str | None = field(default=None, kw_only=True)
@@ -113,18 +121,18 @@ class Message:
                     f"Message.{name} is {shown(value)}, allowed is {allowed}; the order is Message(topic, body, *, "
                     "tags=, keys=), where RocketMQ's is (topic, tags, keys, body)"
                 )
-                raise MQClientException(message)
+                raise ArgumentError(message)
         self.message_id, self._made_id = self._chosen_id, None
         try:
             self.body = self.body if isinstance(self.body, str) else data("Message.body", self.body)
             id_of("Message.message_id", self.message_id)
         except RecordError as error:
-            raise MQClientException(str(error), error.reason) from error
+            raise ArgumentError(str(error), error.reason) from error
         given: object = self.properties
         self.properties = {}
         if not isinstance(given, Mapping):
             message = f"Message.properties is {shown(given)}, allowed is a map of strings to strings"
-            raise MQClientException(message)
+            raise ArgumentError(message)
         for name, value in given.items():
             self.put_user_property(name, value)
 
@@ -174,7 +182,7 @@ class Message:
         `postgresql.transaction` and `commitlake.database` are ignored: they would name another message's transaction.
 
         Raises:
-            MQClientException: the name belongs to the protocol, or name or value is empty or no string.
+            ArgumentError: the name belongs to the protocol, or name or value is empty or no string.
         """
         try:
             name, value = named(name, value)
@@ -183,7 +191,7 @@ class Message:
             elif name not in PROOFS:  # copied from a received message, it would make that one's transaction answer
                 self.properties[free(name)] = value
         except RecordError as error:
-            raise MQClientException(str(error)) from error
+            raise ArgumentError(str(error)) from error
 
     def get_user_property(self, name: str) -> str | None:
         """Value of a user property; None when it is missing."""

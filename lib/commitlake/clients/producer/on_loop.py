@@ -22,7 +22,7 @@ from commitlake.clients.producer.listener import Verdict, failed, hook_call, jud
 from commitlake.clients.producer.message import Message, MessageExt
 from commitlake.clients.producer.transaction import Ending, HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer, unanswered
-from commitlake.errors import FailedSend, MQClientException, RecordError, Undecided
+from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RecordError, UndecidedError
 from commitlake.protocol import wire
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 CHECKS = 5
 """Checks that are answered at a time, as many as the threads of a `TransactionMQProducer`."""
-_SHUT = "the producer was shut down before the turn of this call came, so nothing was sent; it may be sent again"
-_NO_THREAD = "there is no thread for this call, so nothing was sent; it may be sent again"
-_NOT_CALLED = "the producer was shut down before this was called"
+_SHUT = "the producer was shut down before the turn of this call, and sent nothing; you may send it again"
+_NO_THREAD = "no thread could be started for this call, so nothing was sent; you may send it again"
+_NOT_CALLED = "the producer was shut down before it made this call"
 
 
 class LoopExecutor(Executor):
@@ -95,7 +95,7 @@ class ProducerOnLoop(TransactionMQProducer):
         super().__init__(group, listener, **options)
         if plain.whole(threads) is None or threads < 1:
             msg = f"threads: {plain.shown(threads)} is not allowed; allowed is a whole number from 1"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         self._threads, self._given = threads, executor
         self._loop: asyncio.AbstractEventLoop
         self._lanes = SendLanes()
@@ -124,15 +124,15 @@ class ProducerOnLoop(TransactionMQProducer):
 
     def release(self) -> None:
         """Fail all waiting calls, after `shutdown`. A hanging call keeps its thread, which keeps no process alive."""
-        self._senders.refuse(partial(FailedSend, _SHUT))
+        self._senders.refuse(partial(FailedSendError, _SHUT))
         if isinstance(self._callers, DaemonPool):
-            self._callers.refuse(partial(MQClientException, _NOT_CALLED))
+            self._callers.refuse(partial(ProducerError, _NOT_CALLED))
 
     async def sending(self, call: Callable[[], T], message: Message | Sequence[Message] | None = None) -> T:
         """Run a call that sends `message` in a thread, after earlier ones with the same sharding key.
 
         Raises:
-            FailedSend: the producer was shut down before the call's turn, or no thread can be started.
+            FailedSendError: the producer was shut down before the call's turn, or no thread can be started.
         """
         async with self._lanes.of(message):
             return await asyncio.wrap_future(self._queued(call))
@@ -141,7 +141,7 @@ class ProducerOnLoop(TransactionMQProducer):
         try:
             return self._senders.submit(copy_context().run, call)  # the context carries the current span
         except RuntimeError as error:
-            raise FailedSend(_SHUT if self._senders.is_shut else f"{_NO_THREAD}: {error}") from error
+            raise FailedSendError(_SHUT if self._senders.is_shut else f"{_NO_THREAD}: {error}") from error
 
     async def executed(self, half: HalfMessage, arg: object) -> Verdict:
         """Run the local transaction of a half message, and return the listener's verdict."""
@@ -159,11 +159,11 @@ class ProducerOnLoop(TransactionMQProducer):
                 log.warning("the end-transaction hook %r failed", hook, exc_info=True)
         try:
             op = self._queued(partial(self._send_op, ending, done))
-        except FailedSend as error:  # after a shutdown; a check asks again
+        except FailedSendError as error:  # after a shutdown; a check asks again
             done(error)
             return
         op.add_done_callback(partial(_tell_unsent, done))
-        with suppress(FailedSend):
+        with suppress(FailedSendError):
             await asyncio.wrap_future(op)
 
     def _check_plain(self, given: object, *names: str) -> None:
@@ -181,7 +181,7 @@ class ProducerOnLoop(TransactionMQProducer):
         try:
             with span as traced:
                 return judged(await self._called(function, *args), traced)
-        except Undecided:
+        except UndecidedError:
             raise
         except Exception as error:
             return failed(error)
@@ -195,7 +195,7 @@ class ProducerOnLoop(TransactionMQProducer):
                 try:
                     span, listener = tracing.checking(check), self._listener
                     found = await self._decided_by(span, listener.check_local_transaction, message)
-                except Undecided as error:
+                except UndecidedError as error:
                     unanswered(message, error, done)
                     return
                 except BaseException as error:  # such as SystemExit: it concerns this check only
@@ -209,5 +209,5 @@ class ProducerOnLoop(TransactionMQProducer):
 
 def _tell_unsent(done: Done, op: Future[None]) -> None:
     """Report an op whose turn never came; any other reports its outcome itself."""
-    if op.cancelled() or isinstance(op.exception(), FailedSend):
-        done(FailedSend(_SHUT))
+    if op.cancelled() or isinstance(op.exception(), FailedSendError):
+        done(FailedSendError(_SHUT))

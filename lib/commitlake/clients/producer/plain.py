@@ -7,12 +7,13 @@ message goes through here, on every path, and becomes exactly a `str`, an `int` 
 from __future__ import annotations
 
 import operator
+import warnings
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from commitlake.errors import MQClientException, RecordError
+from commitlake.errors import ArgumentError, RecordError
 from commitlake.protocol import database_row, headers
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS, duration_ms
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
 PROOFS = (TRANSACTION, database_row.NAME)
 """Properties that name what answers the checks of one transaction."""
-Timeout = int | str | timedelta
-"""A number of ms, a text with a unit such as `15s`, or a `timedelta`."""
 _LONGEST_MS = 20 * DAY_MS
 """Kafka's clients count ms in 31 bits (24 days), and add something to a time-out."""
+_MS_FROM = 1_000
+"""A number from here on still means ms, as until 0.2: nobody waits for a quarter of an hour."""
+_UNCLEAR_FROM = 100
 _MOST = 10**18
 """Larger numbers become this one, which is as wrong: Python makes no text of a number of more than 4 300 digits."""
 _MOST_IMMUNITY_S = 2**31 - 1
@@ -37,18 +39,27 @@ _OF_MS = "ms from 0 up, a text such as '15s', or a timedelta"
 
 
 def milliseconds(name: str, given: object) -> int:
-    """Length in ms of a `Timeout`; the error names the argument.
+    """Length in ms of a time-out, a `Duration`; the error names the argument.
+
+    Until 0.2 a number meant ms. One from 1 000 up still does, with a warning; version 0.4 will refuse it.
 
     Raises:
-        MQClientException: `given` is no `Timeout`, or longer than 20 days.
+        ArgumentError: `given` is no `Duration`, longer than 20 days, or a number that may mean either, 100 to 999.
     """
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        ms = duration_ms(given / 1_000) if abs(given) <= _LONGEST_MS else None  # an int may be too large for a float
-    else:
-        ms = duration_ms(given)
-    if ms is None or ms > _LONGEST_MS:
-        msg = f"{name}: {given!r:.100} is not allowed; give ms from 0 to '20d', a text such as '15s', or a timedelta"
-        raise MQClientException(msg)
+    number = given if isinstance(given, int | float) else 0
+    ms = int(number) if _MS_FROM <= number <= _LONGEST_MS else duration_ms(given)
+    if ms is not None and number >= _MS_FROM:
+        warnings.warn(f"{name}: a number means seconds now; write '{given}ms'", DeprecationWarning, stacklevel=3)
+    is_unclear = _UNCLEAR_FROM <= number < _MS_FROM
+    if ms is None or ms > _LONGEST_MS or is_unclear:
+        hint = (
+            f"; a number means seconds, and meant ms before 0.3, so write '{given}s' or '{given}ms'"
+            if is_unclear
+            else ""
+        )
+        allowed = "seconds below 100, a text such as '500ms' or '15s', or a timedelta; at most 20 days"
+        msg = f"{name}: {given!r:.100} is not allowed; give {allowed}{hint}"
+        raise ArgumentError(msg)
     return ms
 
 

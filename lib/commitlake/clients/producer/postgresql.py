@@ -10,7 +10,7 @@ import uuid
 from typing import Any
 
 from commitlake.clients.sql import AUTOCOMMIT
-from commitlake.errors import MQClientException, SetupError, installed_by
+from commitlake.errors import ArgumentError, ProducerError, SetupError, installed_by
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, Xact, answer_of, judged, question, xact
 
 _SYNCHRONOUS = "current_setting('synchronous_commit')"
@@ -28,7 +28,7 @@ class LocalDatabase:
 
     Raises:
         SetupError: psycopg is missing.
-        MQClientException: `given` is no such connection, has autocommit on, or is within a block that commits itself.
+        ArgumentError: `given` is no such connection, has autocommit on, or is within a block that commits itself.
     """
 
     property = TRANSACTION
@@ -42,13 +42,13 @@ class LocalDatabase:
             raise SetupError(msg) from error
         connection = self._connection()
         if connection.autocommit:
-            raise MQClientException(AUTOCOMMIT)
+            raise ArgumentError(AUTOCOMMIT)
         if getattr(connection, "_num_transactions", 0):
             msg = (
                 "database= is within a block `with connection.transaction()`, which ends its transaction itself; open "
                 "such a block within that of begin_transaction, or leave it out"
             )
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         if not getattr(given, "in_transaction", lambda: True)():
             given.begin()  # SQLAlchemy's transaction; a later block `with connection.begin()` then can't end it
         self._block = uuid.uuid4().hex
@@ -58,7 +58,7 @@ class LocalDatabase:
         """Take the transaction's id, made durable so that no other transaction gets it, even after a server crash.
 
         Raises:
-            MQClientException: the transaction has ended, or may be lost after its commit.
+            ProducerError: the transaction has ended, or may be lost after its commit.
         """
         self.check(0)
         names = self._row(_XID)
@@ -75,27 +75,27 @@ class LocalDatabase:
         `sent` is the number of the last try that sent a message, 0 for none.
 
         Raises:
-            MQClientException: the transaction has ended, or may be lost after its commit, or has lost a savepoint in
+            ProducerError: the transaction has ended, or may be lost after its commit, or has lost a savepoint in
                 which a message was sent.
         """
         setting, mark = self._row(_MARKED)
         block, _, number = (mark or "").partition(" ")
         if block != self._block:
             msg = "the transaction of the database was ended within the block; leave its end to the block"
-            raise MQClientException(msg)
+            raise ProducerError(msg)
         if int(number) < sent:
             msg = (
                 "a savepoint of the database in which a message was sent was rolled back, so the message has lost its "
                 "rows, and all is rolled back; send when a savepoint is released, or let its error end the block"
             )
-            raise MQClientException(msg)
+            raise ProducerError(msg)
         _check_synchronous(setting)
 
     def commit(self, sent: int) -> None:
         """Commit, after `check` if messages were sent.
 
         Raises:
-            MQClientException: see `check`.
+            ProducerError: see `check`.
         """
         if sent:
             self.check(sent)
@@ -144,7 +144,7 @@ class LocalDatabase:
                 f"database= is a {type(given).__module__}.{type(given).__name__}; allowed are a connection of "
                 "psycopg 3, and a connection or a session of SQLAlchemy with postgresql+psycopg"
             )
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         return found
 
 
@@ -154,4 +154,4 @@ def _check_synchronous(setting: str) -> None:
             "synchronous_commit is off, so PostgreSQL may lose what it called committed, when its messages are visible "
             "already; use another value for this transaction: SET LOCAL synchronous_commit TO on"
         )
-        raise MQClientException(msg)
+        raise ProducerError(msg)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from commitlake.clients.producer import plain
 from commitlake.clients.producer.message import Message
 from commitlake.clients.tracing import TRACEPARENT
-from commitlake.errors import MQClientException, RecordError, RefusedSend
+from commitlake.errors import ArgumentError, RecordError
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position, plain_text, to_headers
@@ -29,14 +29,14 @@ def check_group(group: str) -> str:
     """The name of a producer group as a plain string.
 
     Raises:
-        MQClientException: `MISSING_PRODUCER_GROUP`, the name is no string of 1 to 255 characters, or not valid UTF-8.
+        ArgumentError: `MISSING_PRODUCER_GROUP`, the name is no string of 1 to 255 characters, or not valid UTF-8.
     """
     if not isinstance(group, str) or not 1 <= len(group) <= MAX_ID_LENGTH:
         msg = f"the producer group is {plain.shown(group)}; it must be a string of 1 to {MAX_ID_LENGTH} characters"
-        raise MQClientException(msg, "MISSING_PRODUCER_GROUP")
+        raise ArgumentError(msg, "MISSING_PRODUCER_GROUP")
     if any("\ud800" <= letter <= "\udfff" for letter in group):
         msg = f"the producer group {group!r} has a lone surrogate, which UTF-8 can't write; remove the character"
-        raise MQClientException(msg, "MISSING_PRODUCER_GROUP")
+        raise ArgumentError(msg, "MISSING_PRODUCER_GROUP")
     return plain_text(group)
 
 
@@ -204,11 +204,11 @@ def topic_of(message: object) -> str:
     """The topic of a message; empty if it is no string, which is refused later.
 
     Raises:
-        RefusedSend: `message` is no Message.
+        ArgumentError: `message` is no Message.
     """
     if not isinstance(message, Message):
         msg = f"{plain.shown(message)} ({type(message).__name__}) is no message, allowed is a Message; nothing was sent"
-        raise RefusedSend(msg)
+        raise ArgumentError(msg)
     return plain_text(message.topic) if isinstance(message.topic, str) else ""
 
 

@@ -9,12 +9,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from commitlake.clients.producer.listener import EndTransactionContext
-from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult, SendStatus
-from commitlake.errors import FailedSend, MQClientException, RefusedSend
+from commitlake.clients.producer.message import COMMIT, ROLLBACK, LocalTransactionState, Message, SendResult, SendStatus
+from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RefusedSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, HalfRecord, OpRecord
-
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
 
 
 class HalfMessage(NamedTuple):
@@ -108,16 +106,16 @@ class Transaction:
         """Send one more half message and wait for its acknowledgement.
 
         Raises:
-            FailedSend: nothing was sent, and the transaction continues; a `RefusedSend` when it has ended.
-            UncertainSend: Kafka did not acknowledge the message in time, and the transaction can only roll back. The
-                same holds after a signal handler's exception in a send.
+            FailedSendError: nothing was sent, and the transaction continues; a `RefusedSendError` when it has ended.
+            UncertainSendError: Kafka did not acknowledge the message in time, and the transaction can only roll back.
+                The same holds after a signal handler's exception in a send.
         """
         with self._lock:
             self._check_open()
             try:
                 half = self._send_half(message, self._halves[0] if self._halves else None)
                 self._halves.append(half)
-            except FailedSend:
+            except (ArgumentError, FailedSendError):
                 raise
             except BaseException as error:  # also of a signal handler: a commit would include what may be in Kafka
                 self._uncertain = error
@@ -134,21 +132,21 @@ class Transaction:
         """Make all messages visible; does nothing the second time.
 
         Raises:
-            MQClientException: the transaction was rolled back, or is now, because a send was uncertain or interrupted.
-            FailedSend: the producer was shut down before, so the transaction is still open.
+            ProducerError: the transaction was rolled back, or is now, because a send was uncertain or interrupted.
+            FailedSendError: the producer was shut down before, so the transaction is still open.
         """
         with self._lock:
             if self._uncertain and not self._ended:
                 self.rollback()
                 msg = f"rolled back, since one of the messages may or may not be in Kafka: {self._uncertain}"
-                raise MQClientException(msg) from self._uncertain
+                raise ProducerError(msg) from self._uncertain
             self._end(COMMIT)
 
     def rollback(self) -> None:
         """Drop all messages; does nothing the second time.
 
         Raises:
-            MQClientException: the transaction was committed.
+            ProducerError: the transaction was committed.
         """
         with self._lock:
             self._end(ROLLBACK)
@@ -166,23 +164,23 @@ class Transaction:
     def _end(self, state: LocalTransactionState) -> None:
         if self._ended not in (None, state):
             msg = f"the transaction has ended with {self._ended.name}; a decision is final"
-            raise MQClientException(msg)
+            raise ProducerError(msg)
         if self._ended is None:
             self._ended = state
             if self._halves:
                 try:
                     self._send_decision(self._halves, state)
-                except FailedSend:
+                except FailedSendError:
                     self._ended = None
                     raise
 
     def _check_open(self) -> None:
         if self._ended:
             msg = f"the transaction has ended with {self._ended.name}; begin another one"
-            raise RefusedSend(msg)
+            raise RefusedSendError(msg)
         if self._uncertain:
             msg = "the transaction can only roll back, since one of its messages may or may not be in Kafka"
-            raise RefusedSend(msg) from self._uncertain
+            raise RefusedSendError(msg) from self._uncertain
         if len(self._halves) >= MAX_HALF_MESSAGES:
             msg = f"the transaction has {MAX_HALF_MESSAGES} messages and may have no more; end it and begin another one"
-            raise RefusedSend(msg)
+            raise RefusedSendError(msg)

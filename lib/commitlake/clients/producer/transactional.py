@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -16,22 +17,24 @@ from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.database_transaction import DatabaseTransaction, local_transaction
-from commitlake.clients.producer.default import SHUTDOWN_MS, DefaultMQProducer
+from commitlake.clients.producer.default import SHUTDOWN_S, DefaultMQProducer
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
 from commitlake.clients.producer.message import (
+    ROLLBACK,
     LocalTransactionState,
     Message,
     MessageExt,
     SendStatus,
     TransactionSendResult,
 )
-from commitlake.clients.producer.plain import Timeout, milliseconds
+from commitlake.clients.producer.plain import milliseconds
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import topic_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
-from commitlake.errors import FailedSend, MQClientException, RefusedSend, Undecided
+from commitlake.errors import ArgumentError, FailedSendError, RefusedSendError, UndecidedError
 from commitlake.protocol import wire
+from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
 from commitlake.throttled import Ignored
@@ -40,15 +43,14 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 10_000
 """Number of remembered half messages that are never committed, the newest ones; older ones' checks ask the listener."""
-ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
 NEVER_COMMITTED = "the local transaction did not run, or was rolled back"
 NO_LISTENER = "a transactional send needs a listener; pass one to the constructor or set_transaction_listener()"
 _METHODS = ("execute_local_transaction", "check_local_transaction")
 _TOO_LATE = (
-    "the producer was shut down before, so the decision was not sent: a check asks the listener for it; end a "
-    "transaction before shutdown()"
+    "the producer was shut down before this decision, and did not send it: a check will ask the listener; end "
+    "transactions before shutdown()"
 )
-_SEND_AGAIN = "if it is there it is rolled back, so send the same Message object again, in another transaction"
+_SEND_AGAIN = "if Kafka has it, it is rolled back: send the same Message object again, in another transaction"
 
 
 class TransactionMQProducer(DefaultMQProducer):
@@ -64,11 +66,11 @@ class TransactionMQProducer(DefaultMQProducer):
         topic_prefix: the coordinator's `kafka.topic_prefix`.
         options: the coordinator's `kafka.options`.
         client_options: more keyword arguments of kafka-python's clients.
-        send_msg_timeout: in ms.
-        start_timeout: in ms.
+        send_msg_timeout: how long a send may take.
+        start_timeout: how long `start` waits.
         engine: the client that sends.
         executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
-        check_timeout: ms that a listener call for a check may take. When no call returns for so long, this instance
+        check_timeout: how long a listener call for a check may take. When no call returns for so long, this instance
             leaves the group until one returns, so that other instances answer.
     """
 
@@ -81,11 +83,11 @@ class TransactionMQProducer(DefaultMQProducer):
         topic_prefix: str = "commitlake.",
         options: Mapping[str, str] | None = None,
         client_options: Mapping[str, Any] | None = None,
-        send_msg_timeout: Timeout = 3_000,
-        start_timeout: Timeout = 10_000,
+        send_msg_timeout: Duration = 3,
+        start_timeout: Duration = 10,
         engine: str = "kafka-python",
         executor: Executor | None = None,
-        check_timeout: Timeout = 30_000,
+        check_timeout: Duration = 30,
     ) -> None:
         super().__init__(
             group,
@@ -112,12 +114,11 @@ class TransactionMQProducer(DefaultMQProducer):
         self._late = DaemonPool(1, "commitlake-late")
         self._answer_checks()
 
-    def shutdown(self, timeout: Timeout = SHUTDOWN_MS) -> None:
+    def shutdown(self, timeout: Duration = SHUTDOWN_S) -> None:
         """Wait for running answers to checks, send buffered records, and disconnect.
 
         Args:
-            timeout: ms after which running listener calls and unacknowledged records are given up; checks ask for the
-                decisions again.
+            timeout: then running listener calls and unacknowledged records are given up; checks ask again.
         """
         until = time.monotonic() + milliseconds("timeout", timeout) / 1_000
         with self._switch:
@@ -131,7 +132,7 @@ class TransactionMQProducer(DefaultMQProducer):
         if self._running:
             self._link.flush(max(0.0, until - time.monotonic()) / 2)
         self._late.stop(max(0.0, until - time.monotonic()) / 2)
-        super().shutdown(max(0, round((until - time.monotonic()) * 1_000)))
+        super().shutdown(timedelta(seconds=max(0.0, until - time.monotonic())))
 
     @property
     def ignored_checks(self) -> int:
@@ -142,7 +143,7 @@ class TransactionMQProducer(DefaultMQProducer):
         """Set the listener, also while running.
 
         Raises:
-            MQClientException: the object is no listener, or its methods are coroutine functions.
+            ArgumentError: the object is no listener, or its methods are coroutine functions.
         """
         self._listener = self._checked_listener(listener)
         if self._running:  # else `start` does it; so this call does not wait for a running start or shutdown
@@ -152,11 +153,11 @@ class TransactionMQProducer(DefaultMQProducer):
         """Call `hook`, a callable or an object with `end_transaction`, before every decision that is sent.
 
         Raises:
-            MQClientException: the hook can't be called, or is a coroutine function.
+            ArgumentError: the hook can't be called, or is a coroutine function.
         """
         if not callable(getattr(hook, "end_transaction", hook)):
-            msg = f"{hook!r:.200} is no hook, allowed is a callable, or an object with a method end_transaction"
-            raise MQClientException(msg)
+            msg = f"{hook!r:.200} is no hook; give a callable, or an object with a method end_transaction"
+            raise ArgumentError(msg)
         self._check_plain(hook, "__call__", "end_transaction")
         self._hooks.append(hook)
 
@@ -168,14 +169,14 @@ class TransactionMQProducer(DefaultMQProducer):
             arg: passed to the listener.
 
         Raises:
-            FailedSend: nothing was sent, and the local transaction has not run. After a `RefusedSend` the unchanged
-                message would be refused again.
-            UncertainSend: Kafka did not acknowledge the half message in time. The local transaction has not run, and a
-                half message that may be in Kafka is rolled back.
+            FailedSendError: nothing was sent, and the local transaction has not run. After a `RefusedSendError` the
+                unchanged message would be refused again.
+            UncertainSendError: Kafka did not acknowledge the half message in time. The local transaction has not run,
+                and a half message that may be in Kafka is rolled back.
         """
         listener = self._listener
         if listener is None:
-            raise RefusedSend(NO_LISTENER)
+            raise RefusedSendError(NO_LISTENER)
         half = self.send_half(message)
         try:
             decision = decide(lambda: listener.execute_local_transaction(message, arg), tracing.executing(half.record))
@@ -199,7 +200,8 @@ class TransactionMQProducer(DefaultMQProducer):
                 PostgreSQL itself answers, by a rule of the coordinator.
 
         Raises:
-            MQClientException: `database` is no such connection, or has no table for the row.
+            ArgumentError: `database` is no such connection.
+            ProducerError: its database has no table for the row.
             SetupError: psycopg is missing.
         """
         local = None if database is None else local_transaction(database, self._listener)
@@ -207,7 +209,7 @@ class TransactionMQProducer(DefaultMQProducer):
 
         def send_decision(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
             if state is not ROLLBACK and database is None and not self._running:
-                raise FailedSend(_TOO_LATE)
+                raise FailedSendError(_TOO_LATE)
             self._end_with(self.decided(halves, state), log_lost)
 
         if local is None:
@@ -215,9 +217,9 @@ class TransactionMQProducer(DefaultMQProducer):
         return DatabaseTransaction(self.send_half, send_decision, local)
 
     @property
-    def has_listener(self) -> bool:
-        """Whether there is a listener."""
-        return self._listener is not None
+    def listener(self) -> TransactionListener | None:
+        """The listener."""
+        return self._listener
 
     def warn_if_unanswered(self, is_answered: bool) -> None:
         """Warn, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
@@ -237,7 +239,7 @@ class TransactionMQProducer(DefaultMQProducer):
     def _checked_listener(self, listener: Any) -> TransactionListener | None:
         if listener is not None and not any(hasattr(listener, name) for name in _METHODS):
             msg = f"{listener!r:.200} is no listener, allowed is an object with the methods {' and '.join(_METHODS)}"
-            raise MQClientException(msg)
+            raise ArgumentError(msg)
         self._check_plain(listener, *_METHODS)
         return listener  # type: ignore[no-any-return]
 
@@ -246,7 +248,7 @@ class TransactionMQProducer(DefaultMQProducer):
         for function in (given, *(getattr(given, name, None) for name in names)):
             if inspect.iscoroutinefunction(function):
                 msg = f"{function!r} is a coroutine function; use AsyncTransactionMQProducer, or give a plain function"
-                raise MQClientException(msg)
+                raise ArgumentError(msg)
 
     def _answer_checks(self) -> None:
         with self._switch:
@@ -279,7 +281,7 @@ class TransactionMQProducer(DefaultMQProducer):
         send = partial(self._send_record, HALF, encoded, advice=_SEND_AGAIN)
         try:
             return HalfMessage(message, record, send(late=late))
-        except FailedSend:
+        except FailedSendError:
             raise
         except BaseException:  # uncertain, or interrupted by a signal handler
             self._never_committed.add(_attempt(record), ROLLBACK)
@@ -304,7 +306,7 @@ class TransactionMQProducer(DefaultMQProducer):
             try:
                 with calls.one():
                     found = self._ask(check, message)
-            except Undecided as error:
+            except UndecidedError as error:
                 unanswered(message, error, done)
                 return
         self._end_with(self._answered(check, message, *found[:2]), done)
@@ -323,7 +325,7 @@ class TransactionMQProducer(DefaultMQProducer):
         assert listener is not None
         try:
             return decide(lambda: listener.check_local_transaction(message), tracing.checking(check))
-        except Undecided:
+        except UndecidedError:
             raise
         except BaseException as error:  # this runs in a thread of the pool, where nobody else would see it
             return failed(error)
@@ -349,7 +351,7 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _send_op(self, ending: Ending, done: Done) -> None:
         record = wire.encode_op(ending.op(self.group))
-        self._link.send_soon(OP, ending.half_messages[0].queue, record, self.send_msg_timeout, done)
+        self._link.send_soon(OP, ending.half_messages[0].queue, record, self._send_ms, done)
 
 
 def sent_result(half: HalfMessage, decision: Verdict) -> TransactionSendResult:
@@ -386,13 +388,13 @@ class _Recent:
         return self._decisions.get(name)
 
 
-def unanswered(message: Message, why: Undecided, done: Done) -> None:
+def unanswered(message: Message, why: UndecidedError, done: Done) -> None:
     """Give a check no answer: it is asked again, and an answer UNKNOWN would count towards a discard."""
-    log.warning("the check of the transaction %s gets no answer yet: %s", message.transaction_id, why)
+    log.warning("the listener can't answer the check of the transaction %s yet: %s", message.transaction_id, why)
     done(None)
 
 
 def log_lost(error: BaseException | None) -> None:
     """Warn if a decision was not acknowledged; called with the outcome of its send."""
     if error:
-        log.warning("a decision was not acknowledged by Kafka, and a check will ask for it again: %s", error)
+        log.warning("Kafka did not acknowledge a decision; a check will ask for it again: %s", error)

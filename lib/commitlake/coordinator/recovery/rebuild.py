@@ -153,6 +153,8 @@ def _answers(look: Between) -> DataFrame:
 
 def _pause(repeat: str, timing: TransactionConfig) -> str:
     """SQL of `deadlines.pause_before_repeat`, in ms."""
+    if timing.counts_unanswered:
+        return str(timing.check_interval_ms)
     longest = max(LONGEST_PAUSE_MS, timing.check_repeat_ms)
     return f"CAST(least({timing.check_repeat_ms} * pow(2, least({repeat}, 40)), {longest}) AS BIGINT)"
 

@@ -41,11 +41,14 @@ def is_check_outstanding(halves: Rows) -> Mask:
 
 
 def pause_before_repeat(repeat: Longs, rules: Rules) -> Longs:
-    """How long a check is out, in ms, before it is sent again for the `repeat + 1`-th time.
+    """How long a check is out, in ms, before it counts without an answer, or is repeated for the `repeat + 1`-th time.
 
-    The pause doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated whatever else
-    its group answers meanwhile. A group that works off a backlog, or was away for an hour, is asked only a few times.
+    The pause before a repeat doubles: 5, 10, 20, 40 and 60 minutes by default. A check can get lost, so it is repeated
+    whatever else its group answers meanwhile. A group that works off a backlog, or was away for an hour, is asked only
+    a few times.
     """
+    if rules.counts_unanswered:
+        return np.full(len(repeat), rules.check_interval_ms, dtype=np.int64)
     doubled = rules.check_repeat_ms * 2.0 ** np.minimum(repeat, 40)
     return np.minimum(doubled, max(LONGEST_PAUSE_MS, rules.check_repeat_ms)).astype(np.int64)
 
@@ -80,9 +83,9 @@ def sweep(segment: Segment, watermark: int, now: int, rules: Rules) -> None:
     """Check or discard what is still open after the ops of this batch.
 
     One check of a transaction is out at a time. While it is out, the deadline says when to repeat it. Once it is
-    answered, the deadline says when to send the next one or, after `check_max` checks, when to discard. If that
-    deadline and the retention have both passed, the earlier one gives the reason. However many intervals were missed,
-    one check is enough. A transaction with a refused part is discarded at once.
+    answered, or may count without an answer, the deadline says when to send the next one or, after `check_max` checks,
+    when to discard. If that deadline and the retention have both passed, the earlier one gives the reason. However many
+    intervals were missed, one check is enough. A transaction with a refused part is discarded at once.
 
     Args:
         segment: the open segment.
@@ -93,7 +96,8 @@ def sweep(segment: Segment, watermark: int, now: int, rules: Rules) -> None:
     """
     halves = segment.halves
     due, expires = halves["due"], _expires_at(halves, rules)
-    exhausted = (due <= watermark) & ~is_check_outstanding(halves) & (halves["checks"] >= rules.check_max)
+    counts = ~is_check_outstanding(halves) | rules.counts_unanswered
+    exhausted = (due <= watermark) & counts & (halves["checks"] >= rules.check_max)
     expired = (expires <= watermark) & ~(exhausted & (due < expires))
     no_longer_whole = spoiled(segment)
     gone = exhausted | expired | no_longer_whole
@@ -104,12 +108,13 @@ def sweep(segment: Segment, watermark: int, now: int, rules: Rules) -> None:
 
 
 def _check(segment: Segment, due: np.ndarray, now: int, rules: Rules) -> None:
-    """Send each a check with all parts that have landed: the same check if it is still out, else the next one."""
+    """Send each a check with all parts that have landed: the next one, or the same again if it waits for its answer."""
     if not len(due):
         return
     halves = segment.halves
-    halves["checks"][due] += ~is_check_outstanding(halves[due])
-    halves["repeat"][due] += 1
+    is_next = ~is_check_outstanding(halves[due]) | rules.counts_unanswered
+    halves["checks"][due] += is_next
+    halves["repeat"][due] = np.where(is_next, 0, halves["repeat"][due] + 1)
     halves["due"][due] = now + pause_before_repeat(halves["repeat"][due], rules)
     checked = halves[due]
     same = {name: checked[name] for name in ("offset", "checks", "repeat", "round")}

@@ -17,6 +17,7 @@ class Rules:
     check_max: int
     retention_ms: int
     op_park_ms: int
+    counts_unanswered: bool = False
 
 
 @dataclass

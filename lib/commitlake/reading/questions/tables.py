@@ -101,10 +101,11 @@ class Tables:
         try:
             return Snapshot(*location(self._where, name, self._options))
         except NoTableError:
+            has_url = isinstance(self._where, Config) and self._where.catalog.url
             warehouse = self._where if isinstance(self._where, str) else self._where.warehouse
-            absent = not_there(warehouse)
+            absent, check = not_there(warehouse), "`warehouse` and catalog.url" if has_url else "`warehouse`"
             none = f"no coordinator of this version has run on the warehouse {warehouse}: it has no table {name}"
-            msg = f"warehouse: {absent}" if absent else f"{none}; start one, or check `warehouse`"
+            msg = f"warehouse: {absent}" if absent else f"{none}; start one, or check {check}"
             raise NoTableError(msg) from None
 
     def listed_topics(self) -> list[str]:

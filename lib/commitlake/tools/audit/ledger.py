@@ -1,6 +1,7 @@
 """Reports from the ledger for people on call. Each is a query over the tables, and needs no running coordinator.
 
 `pending` and `summary` hold as of the newest completed batch, so a batch that is just being written changes nothing.
+`warehouse` is a directory, a URI, or `schema:<catalog>.<schema>`.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def stop(
 ) -> None:
     """Stop the coordinator, wherever it runs.
 
-    Waits until it has ended, with exit code 0, or a standby has taken over. Exit code 3 when no coordinator runs.
+    The command waits until the coordinator has ended or a standby has taken over. Exit code 3 when no coordinator runs.
     """
     settings = load(conf, sets)
     with in_driver(context):
@@ -268,7 +268,7 @@ def admin(
 
     record = send(settings.kafka, decision.name, transaction_id, at, remark)
     print(f"sent {decision.name} for the transaction at {at}: {settings.kafka.topic('admin')} {record}")
-    print("`commitlake tx show` with its transaction id shows the result in some seconds")
+    print(f"in some seconds `commitlake tx show {transaction_id}` shows the result")
 
 
 @app.command()
@@ -277,8 +277,8 @@ def maintain(
 ) -> None:
     """Delete old rows, compact tables, remove unused files.
 
-    A running coordinator does it by itself; on a local warehouse this works only while none runs. Exit code 1 when a
-    table failed.
+    A running coordinator does this by itself. On a local warehouse the command works only while none runs. Exit code 1
+    when a table failed.
     """
     settings = load(conf, sets)
     with in_driver(context, long_lived=True):
@@ -304,8 +304,8 @@ def erase(
 ) -> None:
     """Erase what messages say, such as those of one person.
 
-    In all tables bodies, properties and keys go; ids, offsets and states stay. It works only while no coordinator
-    runs. Exit code 3 when there is nothing.
+    This deletes bodies, properties and keys from all tables, and keeps ids, offsets and states. It works only while no
+    coordinator runs. Exit code 3 when no message fits.
     """
     if (keys is None) == (where is None) or not (keys or where or "").strip():
         msg = "give one of --keys and --where, with a text"
@@ -325,7 +325,7 @@ for command in without_spark.COMMANDS:
 
 @app.command("config")
 def show_config(conf: Conf = None, sets: Sets = None) -> None:
-    """Print the configuration, secrets masked. A rule of `checks` that can't be read is an error."""
+    """Print the configuration, with secrets masked. A rule of `checks` that can't be read is an error."""
     settings = load(conf, sets)
     print(settings.describe(), flush=True)
     if settings.checks and find_spec("sqlglot"):  # an extra, which a client's installation may lack

@@ -146,9 +146,9 @@ def _sent(settings: Config, plan: BulkDecision, rows: Sequence[Mapping[str, Any]
         for sent in send(settings, plan, rows):  # noqa: B007
             pass
     except (CommitLakeError, KeyboardInterrupt) as error:
-        print(f"{sent} of {len(rows)} are sent ({error or 'interrupted'}); the same command goes on with the rest")
+        print(f"{sent} of {len(rows)} are sent ({error or 'interrupted'}); run the same command again for the rest")
         return 1
-    print(f"sent {counted(sent, 'decision')}; `commitlake tx list` shows what came of them, within some seconds")
+    print(f"sent {counted(sent, 'decision')}; within some seconds `commitlake tx list` shows the results")
     return FOUND
 
 
@@ -174,5 +174,5 @@ def recall(settings: Config, topic: str, keys: str, *, dry_run: bool, ask: bool)
     if ask and not typer.confirm(f"Recall {counted(len(rows), 'message')}?"):
         return 1
     (sent,) = send_recalls(settings, rows)
-    print(f"sent {counted(sent, 'recall')}; one that comes too late is in `commitlake rejected` as RECALL_TOO_LATE")
+    print(f"sent {counted(sent, 'recall')}; `commitlake rejected` lists those that came too late, as RECALL_TOO_LATE")
     return FOUND

@@ -39,6 +39,7 @@ _STOP_S = 300
 
 def run(settings: Config, *, available_now: bool = False, standby: bool = False) -> None:
     """Run the coordinator until a signal comes, or until all records that are there are processed (`available_now`)."""
+    process.PROGRESS.info("Java runs; starting Spark")
     spark = session.build(settings, app_name="commitlake-run")
     try:
         with _started(spark, settings, available_now, standby) as coordinator:
@@ -94,7 +95,7 @@ def stop(settings: Config) -> int:
             raise SetupError(msg)
         time.sleep(LOOK_S)
     mark.clear(named)
-    print("it has ended")
+    print("the coordinator has ended")
     return 0
 
 

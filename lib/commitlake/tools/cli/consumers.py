@@ -52,7 +52,7 @@ def rewind(settings: Config, topic: str, group: str, to: str) -> int:
     """Move a group to another place in a topic."""
     given = moment(to)
     overview.rewind(settings, topic, group, given)
-    print(f"the group {group} goes on in {topic} with {_named(given)}, within some seconds")
+    print(f"within some seconds the group {group} continues in {topic} with {_named(given)}")
     return FOUND
 
 
@@ -101,6 +101,6 @@ def send_again(settings: Config, topic: str, group: str, positions: Sequence[str
     for position in sorted(set(positions) - letters.keys()):
         print(f"{position} is no dead letter of the group {group}")
     table.send_again(chosen, remark, now_ms())
-    when = ", within some seconds" if chosen else ""
-    print(f"{len(chosen)} of {len(letters)} dead letters are sent again{when}")
+    when = "; the group gets them within some seconds" if chosen else ""
+    print(f"sent {len(chosen)} of {len(letters)} dead letters again{when}")
     return FOUND if chosen else NOTHING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from commitlake.config import Config
@@ -18,9 +19,10 @@ def run(
     certificate: Path | None,
     private_key: Path | None,
     access_keys: str | None,
-    engine: str,
+    engine: str | None = None,
+    fifo: Sequence[str] = (),
 ) -> int:
-    """Serve until a signal; returns the exit code."""
+    """Serve until a signal; returns the exit code. Without `engine`, librdkafka sends where its package is there."""
     settings = with_address(settings)
     for module in ("grpc", "rocketmq", "deltalake"):
         if importlib.util.find_spec(module) is None:
@@ -31,7 +33,8 @@ def run(
 
     keys = parse_keys(_text(access_keys)) if access_keys else {}
     entrance = Entrance(listen=listen, certificate=certificate, private_key=private_key, access_keys=keys)
-    asyncio.run(serve(settings, entrance, engine))
+    is_there = importlib.util.find_spec("confluent_kafka") is not None
+    asyncio.run(serve(settings, entrance, engine or ("confluent" if is_there else "kafka-python"), fifo))
     return 0
 
 

@@ -35,7 +35,7 @@ def run(settings: Config, catalog: str, namespace: str, topics: Sequence[str], p
             files = f"{counted(done.added, 'file')} added, {done.removed} removed"
             print(printable(f"{topic}: version {done.version} of Delta's table, {files}"), flush=True)
         except Exception as error:  # pyiceberg's have no class of their own; other topics go on
-            print(printable(f"{topic}: {_told(error)}; it stays as it was"), file=sys.stderr)
+            print(printable(f"{topic}: {_told(error)}; the next run does the rest"), file=sys.stderr)
             code = 1
     return code
 
@@ -59,4 +59,4 @@ def _catalog(uri: str, properties: Sequence[str]) -> Catalog:
 
 def _told(error: Exception) -> str:
     """An error on one line, without the password of an address."""
-    return masked("", " ".join(str(error).split())[:500]) or type(error).__name__
+    return masked("", " ".join(str(error).split()))[:500] or type(error).__name__

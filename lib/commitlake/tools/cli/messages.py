@@ -20,10 +20,7 @@ _NAMES = ("visible_at", "position", "message_id", "transaction_id", "tags", "key
 
 def send(settings: Config, message: Message) -> int:
     """Send a normal message, or one with a delay."""
-    kafka = settings.kafka
-    with DefaultMQProducer(
-        _GROUP, bootstrap_servers=kafka.bootstrap_servers, topic_prefix=kafka.topic_prefix, options=kafka.options
-    ) as producer:
+    with DefaultMQProducer.from_conf(settings, _GROUP) as producer:
         sent = producer.send(message)
     waits = "when its delay has ended" if sent.recall_handle else "within some seconds"
     print(f"sent {sent.msg_id}; {message.topic} shows it {waits}")

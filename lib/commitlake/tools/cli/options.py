@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from commitlake.errors import ConfigError
-
 if TYPE_CHECKING:
     from commitlake.config import Config
 
@@ -53,12 +51,4 @@ def with_address(settings: Config) -> Config:
     Raises:
         ConfigError: `kafka.bootstrap_servers` is `embedded`, with any free port.
     """
-    settings = replace(settings, kafka=settings.kafka.reached())
-    if settings.kafka.is_embedded:
-        msg = (
-            "kafka.bootstrap_servers: 'embedded' is not allowed here; "
-            "give the address on the coordinator's READY line with --set kafka.bootstrap_servers=HOST:PORT, or fix its "
-            "port with kafka.embedded_port"
-        )
-        raise ConfigError(msg)
-    return settings
+    return replace(settings, kafka=settings.kafka.with_address())

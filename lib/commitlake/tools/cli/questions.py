@@ -21,7 +21,7 @@ from commitlake.tools.cli import output
 FOUND, NOTHING = 0, 3
 _CLEAR = "\x1b[2J\x1b[H"
 _WATCH_S = 2.0
-_NO_KEY = "no transaction of those asked for has the key; `commitlake find KEY` looks among all messages"
+_NO_KEY = "no transaction with these filters has the key; `commitlake find KEY` looks among all messages"
 _OTHERS = "a message sent without one is in its topic's table, one with a delay in `commitlake delayed` until it is due"
 
 
@@ -107,7 +107,6 @@ def show(found: pa.Table, limit: int, as_json: bool, *, is_cut: bool = False) ->
     else:
         output.show(found.column_names, (row.values() for row in rows))
         is_more = is_cut and found.num_rows > limit
-        print(
-            f"({len(rows)} of more rows; --limit shows them)" if is_more else f"({len(rows)} of {found.num_rows} rows)"
-        )
+        told = "rows, and there are more; --limit shows them" if is_more else f"of {found.num_rows} rows"
+        print(f"({len(rows)} {told})")
     return FOUND if rows else NOTHING

@@ -36,7 +36,7 @@ from commitlake.tools.report.page import document, page, table
 _REFRESH_S = 30
 _COOKIE = "commitlake"
 _HERE = re.compile(r"(?:127\.0\.0\.1|localhost)(?::([0-9]{1,5}))?")
-_UNKNOWN = "open the address that the command has printed, with its token"
+_UNKNOWN = "open the address that the command printed, with its token"
 _MOST_SHOWN, _MOST_SENT = 100, 1_000
 _RATE = 200
 _FILTERS = {"resume": ("group", "topic", "reason", "keys", "remark"), "recall": ("topic", "keys")}
@@ -219,7 +219,7 @@ class Actions:
         if not rows:
             return self._again(name, form, "nothing is chosen")
         if len(rows) > _MOST_SENT:
-            return self._again(name, form, f"{len(rows)} are chosen, and {_MOST_SENT} can be; choose fewer")
+            return self._again(name, form, f"{len(rows)} are chosen; choose {_MOST_SENT} at most")
         self._offered.add(shown)
         changed = "<p>It has changed meanwhile, or was sent already.</p>" if given else ""
         listed = [{key: row[key] for key in _COLUMNS[name]} for row in rows[:_MOST_SHOWN]]
@@ -280,7 +280,7 @@ def _sent(numbers: Iterator[int], many: int) -> str:
             pass
     except CommitLakeError as error:
         return f"{sent} of {many} are sent: {escape(str(error))}"
-    return f"{sent} are sent. What came of them is in the tables within some seconds."
+    return f"{sent} are sent. The tables have the results within some seconds."
 
 
 def _digest(name: str, form: Form, rows: Rows) -> str:

@@ -68,7 +68,7 @@ WithReason = Annotated[
 ]
 OlderThan = Annotated[
     int | None,
-    typer.Option("--older-than", parser=length, metavar="TIME", help="Only what was stored so long ago, as 1h."),
+    typer.Option("--older-than", parser=length, metavar="TIME", help="Only what was stored longer ago, such as 1h."),
 ]
 Since = Annotated[
     int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h; default all.")
@@ -150,7 +150,7 @@ def hanging(
 ChangedStates = Annotated[
     list[StateFilter] | None,
     typer.Option(
-        "--state", metavar="STATE", case_sensitive=False, help="Only the state that the command changes is allowed."
+        "--state", metavar="STATE", case_sensitive=False, help="May name only the state that the command changes."
     ),
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="TRANSACTION_ID", help="Or choose by filters.")]
@@ -201,7 +201,7 @@ def _command(decision: str, changes: StateFilter, text: str) -> None:
         plan = bulk.BulkDecision(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
         raise typer.Exit(bulk.run(settings, plan, dry_run=dry_run, ask=not yes))
 
-    decide.__doc__ = f"{text}\n\nShows how many and ten examples first, and asks. Exit code 3 when there are none."
+    decide.__doc__ = f"{text}\n\nShows ten examples and asks before it sends. Exit code 3 when there are none."
     app.command(decision.lower())(decide)
 
 

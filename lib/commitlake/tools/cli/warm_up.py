@@ -45,7 +45,7 @@ def coordinate(_: Sequence[str]) -> None:
         with provide(config.from_mapping({"kafka.bootstrap_servers": "embedded", **given})) as conf:
             spark = session.build(conf, app_name="commitlake-warm-up", short_lived=True)
             Coordinator(spark, conf).start(available_now=True).stop()  # publishes the limits for producers
-            _send(conf.kafka.bootstrap_servers)
+            _send(conf)
             Coordinator(spark, conf).start(available_now=True).stop()
             spark.stop()
 
@@ -60,10 +60,10 @@ class _NobodyAsks(TransactionListener):
         """Never called."""
 
 
-def _send(servers: str) -> None:
-    with DefaultMQProducer("warm-up", bootstrap_servers=servers) as producer:
+def _send(conf: config.Config) -> None:
+    with DefaultMQProducer.from_conf(conf, "warm-up") as producer:
         producer.send(Message("warm-up", "normal"))
-    with TransactionMQProducer("warm-up", _NobodyAsks(), bootstrap_servers=servers) as transactions:
+    with TransactionMQProducer.from_conf(conf, "warm-up", _NobodyAsks()) as transactions:
         for end in (Transaction.commit, Transaction.rollback):
             transaction = transactions.begin_transaction()
             transaction.send(Message("warm-up", "half"))

@@ -15,6 +15,7 @@ from commitlake.tools.cli.options import LOCAL, AsJson, Conf, Limit, Master, Set
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
 Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
+Where = Annotated[str | None, typer.Option("--where", metavar="SQL", help="On properties, or value.FIELD.")]
 _MOST_STATS = 10_000
 
 
@@ -31,8 +32,8 @@ def demo(
 ) -> None:
     """Run the demo, which ends by itself in two to four minutes.
 
-    A broker, the coordinator, which is killed, and an order service that also crashes. Exit code 0 only when all agree
-    at the end.
+    It starts a broker, a coordinator, which it kills once, and an order service, which crashes. Exit code 0 only if all
+    tables agree at the end.
     """
     from commitlake.tools.cli import demo_directory
 
@@ -75,8 +76,8 @@ def find(
 ) -> None:
     """Find a business key everywhere, in time order.
 
-    In transactions, delayed, visible and rejected messages, and receipts. Needs no Spark. Exit code 3 where it is
-    nowhere.
+    Looks in transactions, delayed, visible and rejected messages, and receipts. Needs no Spark. Exit code 3 when
+    nothing has the key.
     """
     from commitlake.reading.questions import find as everywhere
     from commitlake.tools.cli.questions import ask
@@ -111,7 +112,7 @@ def stats(since: tx.Since = None, as_json: AsJson = False, conf: Conf = None, se
 
 def doctor(
     make_room: Annotated[
-        bool, typer.Option("--make-room", help="First delete the file that is kept for a full disk.")
+        bool, typer.Option("--make-room", help="First delete the file that a coordinator keeps for a full disk.")
     ] = False,
     as_json: AsJson = False,
     conf: Conf = None,
@@ -130,14 +131,14 @@ def doctor(
 
 
 def backup(
-    to: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the copy goes; must not be there yet.")],
+    to: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the copy goes; it must not exist yet.")],
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
     """Copy the warehouse as of one moment.
 
-    Its coordinator may run. Needs no Spark. A coordinator that starts on the copy goes on from the newest complete
-    batch, with what Kafka has since. Groups of consumers have come further: rewind them.
+    The coordinator may run. Needs no Spark. A coordinator that starts on the copy continues from the newest complete
+    batch, with what Kafka has since. Consumer groups are ahead of the copy: rewind them.
     """
     from commitlake.tools.backup import backup as copied
 
@@ -156,7 +157,7 @@ def report(
     port: Annotated[int, typer.Option("--port", metavar="PORT", help="For --serve; 0 for any.")] = 0,
     actions: Annotated[
         bool,
-        typer.Option("--actions", help="With --serve: list what hangs, resume, recall; shown first."),
+        typer.Option("--actions", help="With --serve: list what hangs, resume and recall."),
     ] = False,
     conf: Conf = None,
     sets: Sets = None,
@@ -200,9 +201,7 @@ def send(
     body: Annotated[str, typer.Argument(metavar="BODY", help="Sent as UTF-8.")],
     tags: Annotated[str | None, typer.Option("--tags", metavar="TAG", help="What consumers filter by.")] = None,
     keys: Annotated[str | None, typer.Option("--keys", metavar="KEYS", help="Business keys.")] = None,
-    delay: Annotated[
-        str | None, typer.Option("--delay", metavar="TIME", help="Show it so much later: 10s, 3h.")
-    ] = None,
+    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="How much later: 10s, 3h.")] = None,
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
@@ -222,7 +221,7 @@ def consume(
     topic: Topic,
     group: Group,
     tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")] = None,
-    where: Annotated[str | None, typer.Option("--where", metavar="SQL", help="A condition on properties.")] = None,
+    where: Where = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="End after N messages.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages, until Ctrl-C.")] = False,
     conf: Conf = None,
@@ -230,7 +229,7 @@ def consume(
 ) -> None:
     """Print a group's new messages, as JSON lines.
 
-    Each is done once it is written; end after some with --limit. Needs no Spark. Exit code 3 when there are none.
+    A message is done once it is printed. Needs no Spark. Exit code 3 when there are none.
     """
     from commitlake.tools.cli import messages
 
@@ -247,7 +246,7 @@ def recall(
 ) -> None:
     """Recall delayed messages by their business key.
 
-    Needs no Spark. Shows them first, and asks. Exit code 3 when there are none.
+    Shows them and asks before it sends. Needs no Spark. Exit code 3 when there are none.
     """
     from commitlake.tools.cli import bulk
 
@@ -258,9 +257,7 @@ def unfinished(
     topic: Topic,
     group: Group,
     tags: Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="A condition on properties, or on value.FIELD.")
-    ] = None,
+    where: Where = None,
     limit: Limit = 100,
     as_json: AsJson = False,
     conf: Conf = None,
@@ -276,12 +273,12 @@ def unfinished(
 
 
 def groups(
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this one's.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only this one.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only groups of this topic.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only this group.")] = None,
     rewind: Annotated[
         str | None,
         typer.Option(
-            "--rewind", metavar="WHERE", help="Go on there: first, newest, 2h (ago), ms since epoch or a time in UTC."
+            "--rewind", metavar="WHERE", help="Continue at first, newest, 2h (ago), ms since epoch or a time in UTC."
         ),
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete a group whose instances have ended.")] = False,
@@ -330,11 +327,7 @@ def send_again(
 def gateway(
     listen: Annotated[
         str,
-        typer.Option(
-            "--listen",
-            metavar="HOST:PORT",
-            help="Where clients call; port 0 for any. Beyond this machine it needs --access-keys.",
-        ),
+        typer.Option("--listen", metavar="HOST:PORT", help="Port 0: any. Beyond this machine it needs --access-keys."),
     ] = "127.0.0.1:8081",
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="TLS: the certificate chain, PEM.")
@@ -347,9 +340,13 @@ def gateway(
         typer.Option("--access-keys", metavar="REFERENCE", help="Lines `key: secret`: file:/path or env:NAME."),
     ] = None,
     engine: Annotated[
-        str,
-        typer.Option("--engine", metavar="NAME", help="What sends to Kafka: kafka-python or confluent (librdkafka)."),
-    ] = "kafka-python",
+        str | None,
+        typer.Option("--engine", metavar="NAME", help="What sends: confluent, where it is installed, or kafka-python."),
+    ] = None,
+    fifo: Annotated[
+        list[str] | None,
+        typer.Option("--fifo", metavar="GROUP", help="A FIFO consumer group, or pattern; can be given several times."),
+    ] = None,
     conf: Conf = None,
     sets: Sets = None,
 ) -> None:
@@ -359,23 +356,23 @@ def gateway(
     """
     from commitlake.tools.cli import gateway as process
 
-    raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys, engine))
+    raise typer.Exit(process.run(load(conf, sets), listen, certificate, private_key, access_keys, engine, fifo or []))
 
 
 def iceberg(
     catalog: Annotated[
-        str, typer.Option("--catalog", metavar="URI", help="Iceberg's: sqlite, postgresql, http, thrift; or env:NAME.")
+        str, typer.Option("--catalog", metavar="URI", help="Of Iceberg: sqlite, postgresql, http, thrift; or env:NAME.")
     ],
     namespace: Annotated[
         str, typer.Option("--namespace", metavar="NAME", help="Where the tables are in the catalog.")
     ] = "commitlake",
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this one; can be given several times.")
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; can be given several times.")
     ] = None,
     properties: Annotated[
         list[str] | None,
         typer.Option(
-            "--property", metavar="KEY=VALUE", help="Of pyiceberg's, for the catalog; a value may be env:NAME."
+            "--property", metavar="KEY=VALUE", help="A property of pyiceberg's catalog; a value may be env:NAME."
         ),
     ] = None,
     conf: Conf = None,
@@ -383,7 +380,7 @@ def iceberg(
 ) -> None:
     """Let readers of Iceberg read topics, over Delta's files.
 
-    It writes Iceberg's metadata up to Delta's newest version; run it again and again. Needs no Spark. Exit code 3 when
+    It writes Iceberg's metadata up to Delta's newest version, so run it regularly. Needs no Spark. Exit code 3 when
     there is no topic.
     """
     from commitlake.tools.cli import iceberg as tables

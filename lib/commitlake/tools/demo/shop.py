@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from commitlake import LocalTransactionState, Message, MessageExt, MQClientException, TransactionMQProducer
+from commitlake import LocalTransactionState, Message, MessageExt, ProducerError, TransactionMQProducer
 from commitlake.tools.demo.orders import Order, OrderListener, OrderState, OrderTable
 
 GROUP = "order-service"
@@ -32,7 +32,7 @@ STUCK = 6
 _HUNG = {f"{DOOMED}-{ORDERS - left:02}" for left in range(STUCK)}
 PAUSE_S = 0.4
 """Pause after each order, so that the shops go on while the coordinator is killed and comes back."""
-PATIENT = {"send_msg_timeout": 15_000, "start_timeout": 120_000}
+PATIENT = {"send_msg_timeout": "15s", "start_timeout": "2m"}
 """Arguments of a producer: a loaded machine is slow, and the coordinator makes the topics."""
 
 
@@ -114,7 +114,7 @@ class Shop:
                 self._place_and_ship(plan.order)
             else:
                 self._producer.send_message_in_transaction(plan.order.to_message(), plan)
-        except MQClientException as error:
+        except ProducerError as error:
             print(f"order {plan.order.id} was not placed: {error}", file=sys.stderr, flush=True)
         else:
             _report("placed")

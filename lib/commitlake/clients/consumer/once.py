@@ -1,0 +1,89 @@
+"""The effect of a message in a database, once: a row that commits with the effect says that it is there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from commitlake.clients.proof_rows import ProofRows
+from commitlake.clients.sql import Sql
+from commitlake.errors import ConsumerError
+from commitlake.protocol.database_row import HANDLED, HANDLING
+
+
+def row_id(*names: str) -> str:
+    """The id of a row, by what names a message for ever, as 64 characters: names may be as long as Kafka's."""
+    return hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()
+
+
+@contextmanager
+def once(database: Any, name: str, create: bool) -> Iterator[bool]:
+    """A transaction that commits with the block and the row `name`; False when the row is there already.
+
+    What a block does then is rolled back, as after an error in it.
+
+    Args:
+        database: as for `Sql`.
+        name: the id of the row.
+        create: make the table where it is missing.
+
+    Raises:
+        ProducerError: `database` can't be used, or has no table for the row.
+        ConsumerError: the connection is in a transaction, or the block has committed or rolled back in its middle.
+    """
+    rows = ProofRows(sql := Sql(database))
+    if sql.was_open:
+        msg = "the connection is in a transaction, which would commit with the message; commit or roll it back before"
+        raise ConsumerError(msg)
+    try:
+        is_new = _is_new(rows, name, create)
+        yield is_new
+        if is_new:
+            _end(rows, name)
+    finally:
+        with suppress(Exception):  # the driver's: the error of the block counts
+            sql.given.rollback()  # after a commit there is nothing to roll back
+
+
+def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
+    try:
+        return _inserted(rows, name)
+    except ConsumerError:
+        raise
+    except Exception:  # the driver's, such as that of a missing table
+        rows.sql.given.rollback()
+        if create:
+            rows.create()
+            return _inserted(rows, name)
+        rows.database()  # says how to make the table
+        raise
+
+
+def _inserted(rows: ProofRows, name: str) -> bool:
+    """Whether the row was not there; waits for another transaction that has it."""
+    rows.sql.begin()
+    try:
+        rows.insert(name, HANDLING)
+    except rows.sql.duplicate:
+        rows.sql.given.rollback()
+        state = rows.state(name)
+        if state is None:  # it was tidied meanwhile, or this is the error of another constraint
+            raise
+        rows.sql.given.rollback()
+        if state != HANDLED:
+            msg = (
+                f"a block for this message has committed in its middle and did not come to its end; look what it has "
+                f"done, and set the state of the row {name} from {state} to {HANDLED}, or delete the row"
+            )
+            raise ConsumerError(msg) from None
+        return False
+    return True
+
+
+def _end(rows: ProofRows, name: str) -> None:
+    if not rows.update(name, HANDLING, HANDLED):
+        msg = "the block has rolled back the transaction of the message; leave commit and rollback to `once`"
+        raise ConsumerError(msg)
+    rows.sql.given.commit()

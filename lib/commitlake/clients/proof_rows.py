@@ -1,0 +1,131 @@
+"""The rows of `commitlake_transactions`, a table in a service's own database."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from commitlake.clients.sql import Sql
+from commitlake.errors import ProducerError, UndecidedError
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.database_row import (
+    CREATE,
+    DATABASE,
+    KEPT_MS,
+    REVOKED,
+    TABLE,
+    RowName,
+    decision_of,
+    tries_of,
+)
+
+
+class ProofRows:
+    """The rows of `commitlake_transactions`, on a connection."""
+
+    def __init__(self, sql: Sql) -> None:
+        self.sql = sql
+
+    def state(self, name: str) -> str | None:
+        """The `state` of a row; None when it is not there."""
+        found = self.sql.value(f"SELECT state FROM {TABLE} WHERE id = :id", id=name)
+        return None if found is None else str(found)
+
+    def insert(self, name: str, state: str) -> None:
+        """Insert a row; raises `Sql.duplicate` when it is there, after a wait for the transaction that has it."""
+        self.sql.change(
+            f"INSERT INTO {TABLE} (id, state, at) VALUES (:id, :state, :at)", id=name, state=state, at=now_ms()
+        )
+
+    def update(self, name: str, before: str, state: str) -> bool:
+        """Replace the state of a row, if it is still what it was; returns whether it was."""
+        changed = f"UPDATE {TABLE} SET state = :state WHERE id = :id AND state = :before"
+        return self.sql.change(changed, id=name, state=state, before=before) == 1
+
+    def database(self) -> str:
+        """The name of the database, which its own row has.
+
+        Raises:
+            ProducerError: there is no table, or no such row.
+        """
+        cause = None
+        try:
+            if (found := self.state(DATABASE)) is not None:
+                return found
+        except Exception as error:  # the driver's
+            cause = error
+        msg = (
+            f"the database has no table {TABLE} with its name: {cause or f'it has no row {DATABASE!r}'}; make it with "
+            f"DatabaseListener(connect, create=True), or with: {CREATE}; INSERT INTO {TABLE} VALUES ('{DATABASE}', "
+            f"'{uuid.uuid4().hex}', 0)"
+        )
+        raise ProducerError(msg) from cause
+
+    def decide(self, name: RowName, age_ms: int = 0) -> str:
+        """COMMIT or ROLLBACK; from now on the local transaction can't end otherwise.
+
+        Raises:
+            UndecidedError: this is another database, or the row proves nothing.
+        """
+        if (here := self.database()) != name.database:
+            msg = f"its row is in the database {name.database}, and this one is {here}"
+            raise UndecidedError(msg)
+        state = self.state(name.id) if age_ms > KEPT_MS else self._revoked(name.id)
+        if tries_of(state) and self.update(name.id, str(state), REVOKED):  # the block committed in its middle
+            self.sql.given.commit()
+            return "ROLLBACK"
+        decision = decision_of(state)
+        if decision is None:
+            remedy = "rows are deleted after 30 days: look at the business rows, and end it by hand"
+            msg = f"its row has the state {state}; {remedy}"
+            raise UndecidedError(msg)
+        return decision
+
+    def _revoked(self, name: str) -> str | None:
+        """Insert a tombstone, unless the row is there; returns the row's state."""
+        try:
+            with self._short_wait():
+                self.insert(name, REVOKED)
+            self.sql.given.commit()
+        except self.sql.duplicate:
+            self.sql.given.rollback()
+            return self.state(name)
+        return REVOKED
+
+    @contextmanager
+    def _short_wait(self) -> Iterator[None]:
+        """Wait for an open local transaction for a second: PostgreSQL would wait for ever, and MySQL for 50 s."""
+        kind = self.sql.dialect[0]
+        if kind == "postgresql":
+            self.sql.change("SET LOCAL lock_timeout = '1s'")
+        before = self.sql.value("SELECT @@innodb_lock_wait_timeout") if kind in ("mysql", "mariadb") else None
+        if before is not None:
+            self.sql.change("SET innodb_lock_wait_timeout = 1")
+        try:
+            yield
+        finally:
+            if before is not None:  # the connection goes back into the engine's pool
+                self.sql.change(f"SET innodb_lock_wait_timeout = {int(before)}")
+
+    def create(self) -> None:
+        """Make the table, and give the database a name, unless it has one."""
+        try:
+            named = self.state(DATABASE) is not None
+        except Exception:  # the driver's, of a table that is not there
+            self.sql.given.rollback()
+            self._create_table()
+            named = False
+        if not named:
+            with suppress(self.sql.duplicate):  # another instance was quicker
+                self.insert(DATABASE, uuid.uuid4().hex)
+                self.sql.given.commit()
+        self.sql.given.rollback()
+
+    def _create_table(self) -> None:
+        try:
+            self.sql.change(CREATE)
+            self.sql.given.commit()
+        except Exception:  # the driver's
+            self.sql.given.rollback()
+            self.state(DATABASE)  # another instance was quicker; else this raises, with the first error as its context

@@ -1,0 +1,186 @@
+"""Messages that end as a transaction of PostgreSQL or MariaDB does, by its row; the coordinator is in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.orm import Session
+from tests.support import mariadb, postgres
+
+from commitlake import CommitLakeError, DatabaseListener, Message
+from commitlake.clients.consumer.once import once
+from commitlake.protocol.database_row import TABLE
+from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.testing.producer import InMemoryProducer
+
+MANY = 20
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    if request.param == "mariadb":
+        with mariadb.server() as url:
+            yield create_engine(url, pool_size=2 * MANY)
+    else:
+        with postgres.cluster() as server:
+            yield create_engine(server.url().replace("://", "+psycopg://"), pool_size=2 * MANY)
+
+
+class Shop:
+    """A database with orders, and a coordinator with a producer whose local transactions are there."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.lake = engine, InMemoryCoordinator({"transaction.timeout": "10s"})
+        with engine.begin() as connection:
+            for table in ("orders", TABLE):
+                connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
+            connection.execute(text("CREATE TABLE orders (id VARCHAR(40) PRIMARY KEY)"))
+        self.producer = self.join()
+
+    def join(self) -> InMemoryProducer:
+        return self.lake.producer("shop", DatabaseListener(self.engine, create=True))
+
+    def order(self, connection: Connection | Session, name: str = "17") -> None:
+        connection.execute(text("INSERT INTO orders VALUES (:name)"), {"name": name})
+
+    def begin(self, connection: Connection | Session) -> Any:
+        return self.producer.begin_transaction(database=connection)
+
+    def orders(self) -> list[str]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text("SELECT id FROM orders ORDER BY id")).scalars())
+
+    def shown(self) -> list[str]:
+        return sorted(message.body.decode() for message in self.lake.messages("orders"))
+
+    def state(self, message: Message) -> str:
+        return self.lake.outcome(str(message.transaction_id)).state
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Shop:
+    return Shop(engine)
+
+
+@pytest.mark.parametrize("kind", [Engine.connect, Session])
+def test_rows_and_messages_commit_together_or_not_at_all(shop: Shop, kind: Any) -> None:
+    with kind(shop.engine) as connection:
+        with shop.begin(connection) as transaction:
+            shop.order(connection)
+            transaction.send(Message("orders", "17"))
+            assert (shop.orders(), shop.shown()) == ([], [])
+        with pytest.raises(ValueError, match="sold out"), shop.begin(connection) as transaction:
+            shop.order(connection, "18")
+            transaction.send(Message("orders", "18"))
+            raise ValueError("sold out")
+    assert (shop.orders(), shop.shown(), shop.lake.pending) == (["17"], ["17"], [])
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_whatever_befalls_messages_are_visible_exactly_when_the_rows_are_there(shop: Shop, fault: Fault) -> None:
+    shop.producer.fault = fault
+    with shop.engine.connect() as connection:
+        with suppress(Crash, CommitLakeError), shop.begin(connection) as transaction:
+            shop.order(connection)
+            transaction.send(Message("orders", "17"))
+        connection.invalidate()  # as the end of a process does
+    shop.join()
+    shop.lake.advance("10m")
+    assert (shop.shown(), shop.lake.pending) == (shop.orders(), [])
+
+
+def test_a_check_waits_a_second_for_an_open_transaction_and_holds_up_nobody(shop: Shop) -> None:
+    """Others write meanwhile, and the check leaves the engine's connections as they were."""
+    message = Message("orders", "17")
+    with shop.engine.connect() as connection, shop.begin(connection) as transaction:
+        shop.order(connection)
+        transaction.send(message)
+        checking = threading.Thread(target=shop.lake.advance, args=["15s"])
+        checking.start()
+        for number in range(MANY):
+            with shop.engine.begin() as other:
+                shop.order(other, f"other {number:02}")
+        checking.join(10)
+        assert not checking.is_alive()
+        assert shop.state(message) == "PENDING"
+    assert (shop.state(message), len(shop.orders())) == ("COMMITTED", MANY + 1)
+    waits = {"mysql": "SELECT @@innodb_lock_wait_timeout", "postgresql": "SHOW lock_timeout"}[shop.engine.dialect.name]
+    with shop.engine.connect() as connection:
+        assert str(connection.execute(text(waits)).scalar()) in ("50", "0")
+
+
+def test_a_row_that_a_tombstone_precedes_can_not_be_inserted(shop: Shop) -> None:
+    message = Message("orders", "17")
+    with (
+        pytest.raises(CommitLakeError, match="has lost its rows"),
+        shop.engine.connect() as connection,
+        shop.begin(connection) as transaction,
+    ):
+        shop.order(connection)
+        transaction.send(message)
+        connection.rollback()
+        shop.lake.advance("15s")
+        assert shop.state(message) == "ROLLED_BACK"
+    assert (shop.orders(), shop.shown()) == ([], [])
+
+
+def test_many_checks_beside_many_transactions_make_none_of_them_fail(shop: Shop) -> None:
+    """Tombstones wait in gaps of the index beside inserts of others, where MySQL knows deadlocks."""
+    begun, checked = threading.Barrier(MANY + 1), threading.Event()
+
+    def serve(number: int) -> None:
+        with shop.engine.connect() as connection, shop.begin(connection) as transaction:
+            shop.order(connection, f"{number:02}")
+            transaction.send(Message("orders", f"{number:02}"))
+            begun.wait(60)
+            checked.wait(60)
+            if number % 2:
+                raise ValueError("sold out")
+
+    with ThreadPoolExecutor(MANY) as pool:
+        served = [pool.submit(serve, number) for number in range(MANY)]
+        begun.wait(60)
+        checking = threading.Thread(target=shop.lake.advance, args=["15s"])
+        checking.start()
+        checking.join(1.5)
+        checked.set()
+        checking.join(120)
+    assert [type(each.exception()) for each in served] == [type(None), ValueError] * (MANY // 2)
+    shop.lake.advance("10m")
+    assert (shop.orders(), shop.shown()) == ([f"{number:02}" for number in range(0, MANY, 2)],) * 2
+
+
+def test_of_two_consumers_with_a_message_the_second_waits_and_finds_it_handled(shop: Shop) -> None:
+    found: list[bool] = []
+
+    def second() -> None:
+        with Session(shop.engine) as session, once(session, "m1", create=False) as is_new:
+            found.append(is_new)
+
+    other = threading.Thread(target=second)
+    with shop.engine.connect() as connection, once(connection, "m1", create=False) as is_new:
+        found.append(is_new)
+        other.start()
+        shop.order(connection)
+        other.join(0.5)
+        assert found == [True]
+    other.join(10)
+    assert (found, shop.orders()) == ([True, False], ["17"])
+
+
+def test_a_block_of_once_that_fails_leaves_the_message_to_the_next(shop: Shop) -> None:
+    with shop.engine.connect() as connection:
+        for _ in range(2):
+            with suppress(ValueError), once(connection, "m1", create=False) as is_new:
+                assert is_new
+                shop.order(connection)
+                raise ValueError
+        with once(connection, "m1", create=False):
+            shop.order(connection)
+    assert shop.orders() == ["17"]

@@ -1,0 +1,39 @@
+"""The producer for asyncio over a Kafka that is a list, without checks."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.support.published import SETTINGS
+
+from commitlake import AsyncTransactionMQProducer
+from commitlake.config import KafkaConfig
+from commitlake.protocol import wire
+from commitlake.protocol.encoding import Position
+from commitlake.testing.producer import MemoryEngine, MemoryLink
+
+
+class Kafka:
+    """Appends records; one whose body is `hang` waits until `go_on`, or the end of the test."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, bytes]] = []
+        self.hangs, self.go_on = threading.Event(), threading.Event()
+
+    def append(self, topic: str, queue: int, record: wire.Encoded) -> Position:
+        if record.value == b"hang":
+            self.hangs.set()
+            self.go_on.wait(30)
+        self.records.append((topic, record.value))
+        return Position(queue, len(self.records) - 1)
+
+    def sent(self, topic: str) -> list[bytes]:
+        return [value for name, value in self.records if name == topic]
+
+
+def producer(kafka: Kafka, listener: object | None = None, threads: int = 1) -> AsyncTransactionMQProducer:
+    made = AsyncTransactionMQProducer("group", listener, threads=threads, bootstrap_servers="memory:9092")
+    made._producer._answer_checks = lambda: None  # type: ignore[method-assign]
+    conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
+    made._producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, kafka.append), lambda: SETTINGS)
+    return made

@@ -1,0 +1,215 @@
+"""`async with producer.begin_transaction(database=...)`: SQLAlchemy's asynchronous sessions and connections, SQLite."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from tests.support.memory_kafka import Kafka, producer
+
+from commitlake import AsyncTransactionMQProducer, DatabaseListener, LocalTransactionState, Message, MessageExt
+from commitlake.errors import FailedSendError, ProducerError
+from commitlake.protocol.clock import now_ms
+from commitlake.protocol.database_row import COMMITTED, NAME, REVOKED, TABLE
+from commitlake.testing.codecs import decode_op
+
+ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
+
+
+class Shop:
+    """A database, an asynchronous session or connection to it, and a producer."""
+
+    def __init__(self, place: Path, kind: str) -> None:
+        self.place, self.kind, self.kafka = place, kind, Kafka()
+        with closing(self.connect()) as database:
+            database.execute("CREATE TABLE orders (id TEXT)")
+        self.listener = DatabaseListener(self.connect, create=True)
+        self.sender: AsyncTransactionMQProducer
+        self.database: Any
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.place, timeout=0.1)
+
+    def run(self, block: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        async def serve() -> Any:
+            async with self.opened():
+                return await block()
+
+        return asyncio.run(serve())
+
+    @asynccontextmanager
+    async def opened(self, **options: Any) -> AsyncIterator[None]:
+        self.sender = producer(self.kafka, self.listener, threads=4)
+        engine = create_async_engine(f"sqlite+aiosqlite:///{self.place}", **options)
+        self.database = AsyncSession(engine) if self.kind == "session" else await engine.connect()
+        await self.sender.start()
+        try:
+            yield
+        finally:
+            await self.database.close()
+            await engine.dispose()
+            await self.sender.shutdown(1)
+
+    async def order(self, name: str = "17") -> None:
+        await self.database.execute(text(f"INSERT INTO orders VALUES ('{name}')"))
+
+    def begin(self) -> Any:
+        return self.sender.begin_transaction(database=self.database)
+
+    def rows(self, sql: str) -> list[str]:
+        with closing(self.connect()) as database:
+            return [row[0] for row in database.execute(sql)]
+
+    def orders(self) -> list[str]:
+        return self.rows("SELECT id FROM orders ORDER BY id")
+
+    def states(self) -> list[str]:
+        return self.rows(f"SELECT state FROM {TABLE} WHERE id <> 'database'")
+
+    def decisions(self) -> list[str]:
+        return [decode_op(op).decision for op in self.kafka.sent("op")]  # type: ignore[union-attr]
+
+
+@pytest.fixture(params=["session", "connection"])
+def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Shop:
+    return Shop(tmp_path / "shop.db", request.param)
+
+
+def test_rows_and_messages_commit_together(shop: Shop) -> None:
+    async def block() -> None:
+        async with shop.begin() as transaction:
+            await shop.order()
+            await asyncio.gather(*(transaction.send(Message("orders", body)) for body in ("a", "b")))
+            assert (shop.orders(), shop.decisions()) == ([], [])
+        async with shop.begin() as transaction:  # the connection goes on
+            await transaction.send(Message("orders", "c"))
+
+    shop.run(block)
+    assert (shop.orders(), shop.states()) == (["17"], [COMMITTED] * 2)
+    assert (sorted(shop.kafka.sent("half")), shop.decisions()) == ([b"a", b"b", b"c"], ["COMMIT"] * 2)
+
+
+def test_an_error_rolls_both_back_and_so_does_a_cancelled_block(shop: Shop) -> None:
+    async def failing() -> None:
+        async with shop.begin() as transaction:
+            await shop.order()
+            await transaction.send(Message("orders", "a"))
+            raise ValueError("sold out")
+
+    async def cancelled() -> None:
+        waits = asyncio.Event()
+
+        async def order() -> None:
+            async with shop.begin() as transaction:
+                await shop.order()
+                await transaction.send(Message("orders", "a"))
+                waits.set()
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(order())
+        await waits.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    with pytest.raises(ValueError, match="sold out"):
+        shop.run(failing)
+    shop.run(cancelled)
+    assert (shop.orders(), shop.states(), shop.decisions()) == ([], [], ["ROLLBACK"] * 2)
+
+
+def test_a_savepoint_with_a_message_that_is_rolled_back_rolls_back_all(shop: Shop) -> None:
+    async def block() -> None:
+        async with shop.begin() as transaction:
+            await shop.order("kept")
+            savepoint = await shop.database.begin_nested()
+            await shop.order("lost")
+            await transaction.send(Message("orders", "a"))
+            await savepoint.rollback()
+
+    with pytest.raises(ProducerError, match="a savepoint of the database"):
+        shop.run(block)
+    assert (shop.orders(), shop.decisions()) == ([], ["ROLLBACK"])
+
+
+def test_what_a_check_has_revoked_can_not_commit(shop: Shop) -> None:
+    """The block has committed in its middle, so its row is open for all to see."""
+
+    async def block() -> None:
+        async with shop.begin() as transaction:
+            await transaction.send(Message("orders", "a"))
+            await shop.database.commit()
+            await asyncio.to_thread(check, shop)
+
+    def check(shop: Shop) -> None:
+        (name,) = shop.rows(f"SELECT id FROM {TABLE} WHERE id <> 'database'")
+        (own,) = shop.rows(f"SELECT state FROM {TABLE} WHERE id = 'database'")
+        asked = MessageExt(topic="orders", body=b"a", half_queue=0, half_offset=0, born_timestamp=None,
+                           store_timestamp=now_ms(), check_times=1, check_id="0-0-0-1",
+                           properties={NAME: f"{own}/{name}"})  # fmt: skip
+        assert shop.listener.check_local_transaction(asked) is ROLLBACK
+
+    with pytest.raises(ProducerError, match="has lost its rows"):
+        shop.run(block)
+    assert (shop.states(), shop.decisions()) == ([REVOKED], ["ROLLBACK"])
+
+
+def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp_path: Path) -> None:
+    async def other_kinds() -> None:
+        for given in (shop.connect(), object(), shop.database.sync_session if shop.kind == "session" else 7):
+            with pytest.raises(ProducerError, match="AsyncSession or an AsyncConnection"):
+                shop.sender.begin_transaction(database=given)
+        begun = shop.begin()
+        with pytest.raises(ProducerError, match="use it as `async with`"):
+            await begun.send(Message("orders", "a"))
+
+    async def other_listener() -> None:
+        shop.sender.set_transaction_listener(type("Own", (), {"check_local_transaction": print})())
+        with pytest.raises(ProducerError, match="needs a listener that looks at its rows"):
+            await shop.begin().__aenter__()
+
+    async def autocommit() -> None:
+        async with shop.opened(isolation_level="AUTOCOMMIT"):
+            with pytest.raises(ProducerError, match="autocommit"):
+                await shop.begin().__aenter__()
+
+    shop.run(other_kinds)
+    shop.run(other_listener)
+    asyncio.run(autocommit())
+    assert shop.kafka.records == []
+
+
+def test_a_send_that_fails_sends_nothing_and_the_block_goes_on(shop: Shop) -> None:
+    async def block() -> None:
+        async with shop.begin() as transaction:
+            await shop.order()
+            with pytest.raises(FailedSendError):
+                await transaction.send(Message("orders", b"x" * 10_000_000))
+            await transaction.send(Message("orders", "a"))
+
+    shop.run(block)
+    assert (shop.orders(), shop.kafka.sent("half"), shop.decisions()) == (["17"], [b"a"], ["COMMIT"])
+
+
+def test_the_snippet_of_the_how_to_places_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("shop.db")) as database:
+        database.execute("CREATE TABLE orders (item TEXT)")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()
+    snippet = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "AsyncSession" in text)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    kafka = Kafka()
+    names["producer"] = producer(kafka, names["listener"])
+    asyncio.run(names["main"]())
+    with closing(sqlite3.connect("shop.db")) as database:
+        assert database.execute("SELECT item FROM orders").fetchall() == [("three espressos",)]
+    assert (kafka.sent("half"), len(kafka.sent("op"))) == ([b"three espressos"], 1)
