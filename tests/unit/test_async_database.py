@@ -6,7 +6,7 @@ import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,45 @@ def test_an_error_rolls_both_back_and_so_does_a_cancelled_block(shop: Shop) -> N
     assert (shop.orders(), shop.states(), shop.decisions()) == ([], [], ["ROLLBACK"] * 2)
 
 
+def test_a_cancel_while_the_block_commits_leaves_rows_and_messages_of_one_mind(shop: Shop) -> None:
+    """The session of the cancelled task is closed at once, and must not be while it commits."""
+
+    async def order(steps: int) -> None:
+        async def place() -> None:
+            async with shop.begin() as transaction:
+                await shop.order(str(steps))
+                await transaction.send(Message("orders", str(steps)))
+
+        task = asyncio.create_task(place())
+        while not shop.kafka.sent("half"):
+            await asyncio.sleep(0)
+        for _ in range(steps):  # to each step of the commit
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    for steps in range(0, 60, 3):
+        shop.kafka.records.clear()
+        shop.run(lambda steps=steps: order(steps))  # type: ignore[misc]
+        assert shop.decisions() == ["COMMIT" if str(steps) in shop.orders() else "ROLLBACK"]
+
+
+def test_a_block_that_ends_after_a_shutdown_ends_its_transaction(shop: Shop) -> None:
+    async def block() -> None:
+        for fails in (True, False):
+            with suppress(ValueError):
+                async with shop.begin() as transaction:
+                    await shop.order(str(fails))
+                    await transaction.send(Message("orders", str(fails)))
+                    await shop.sender.shutdown(1)
+                    if fails:
+                        raise ValueError
+            await shop.sender.start()
+
+    shop.run(block)
+    assert (shop.orders(), shop.states()) == (["False"], [COMMITTED])
+
+
 def test_a_savepoint_with_a_message_that_is_rolled_back_rolls_back_all(shop: Shop) -> None:
     async def block() -> None:
         async with shop.begin() as transaction:
@@ -171,6 +210,11 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp
         with pytest.raises(ProducerError, match="use it as `async with`"):
             await begun.send(Message("orders", "a"))
 
+    async def no_listener() -> None:
+        shop.sender._producer._listener = None
+        with pytest.raises(ProducerError, match="needs a listener in asyncio's producer"):
+            await shop.begin().__aenter__()
+
     async def other_listener() -> None:
         shop.sender.set_transaction_listener(type("Own", (), {"check_local_transaction": print})())
         with pytest.raises(ProducerError, match="needs a listener that looks at its rows"):
@@ -183,6 +227,7 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp
 
     shop.run(other_kinds)
     shop.run(other_listener)
+    shop.run(no_listener)
     asyncio.run(autocommit())
     assert shop.kafka.records == []
 

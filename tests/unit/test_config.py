@@ -428,7 +428,7 @@ def test_a_number_that_may_mean_ms_or_seconds_is_refused(given: Any) -> None:
 
 @pytest.mark.parametrize("given", [1_000, 30_000.0])
 def test_a_number_that_can_only_mean_ms_means_them_with_a_warning(given: Any) -> None:
-    with pytest.warns(DeprecationWarning, match="a number means seconds now"):
+    with pytest.warns(FutureWarning, match="a number means seconds now"):
         assert milliseconds("timeout", given) == given
 
 

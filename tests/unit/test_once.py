@@ -17,6 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 from tests.support.topic_table import consumer, message, write
 
+from commitlake import DatabaseListener
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.once import once, row_id
 from commitlake.errors import ConsumerError, ProducerError
@@ -161,6 +162,22 @@ def test_of_two_instances_with_the_message_the_second_waits_and_finds_it_handled
         assert not found
     other.join(10)
     assert (found, plain.booked()) == ([False], ["k1"])
+
+
+def test_an_outage_is_told_as_what_it_is_and_not_as_a_missing_table(tmp_path: Path) -> None:
+    books = Books(tmp_path / "books.db")
+    with closing(sqlite3.connect(books.place, timeout=0)) as busy, closing(sqlite3.connect(books.place)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        for create in (False, True):
+            with pytest.raises(sqlite3.OperationalError, match="locked"), once(busy, "m1", create=create):
+                pass
+    books.made.close()
+
+
+def test_rows_of_blocks_that_did_not_end_are_not_tidied(plain: Books) -> None:
+    plain.sql(f"INSERT INTO {TABLE} VALUES ('m1', '{HANDLING}', 1), ('m2', '{HANDLED}', 1)")
+    assert DatabaseListener(plain.connection).tidy() == 1
+    assert plain.states() == [HANDLING]
 
 
 def test_autocommit_and_other_objects_are_refused(plain: Books) -> None:

@@ -10,7 +10,10 @@ from typing import Any
 from commitlake.errors import ArgumentError
 
 AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
-_ALLOWED = "allowed are a connection of sqlite3 or psycopg 3, and one or a session of SQLAlchemy; none of asyncio's"
+_ALLOWED = (
+    "allowed are a connection of sqlite3, one or a session of SQLAlchemy, and in a producer one of psycopg 3; none of "
+    "asyncio's"
+)
 _ONE = "in its place give a session of one engine, or the connection: a message can only follow one transaction"
 
 
@@ -29,7 +32,7 @@ class Sql:
             raise ArgumentError(msg)
         self.given = given if is_lite else sessions_own(given)
         self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
-        self.was_open = bool(given.in_transaction if is_lite else self.given.in_transaction())
+        self.was_open = _is_open(given) if is_lite else bool(self.given.in_transaction())
         """Whether it was in a transaction: the questions below begin one on a session."""
         errors: Any = sqlite3 if is_lite else import_module("sqlalchemy.exc")
         self.duplicate: type[Exception] = errors.IntegrityError
@@ -86,6 +89,11 @@ class Sql:
         with suppress(AttributeError, NotImplementedError):
             return bool(self._dialect().detect_autocommit_setting(raw))
         return bool(self._connection().get_isolation_level() == "AUTOCOMMIT")
+
+
+def _is_open(given: sqlite3.Connection) -> bool:
+    """Whether a transaction is open; with `autocommit=False`, of Python 3.12, one always is."""
+    return given.in_transaction and getattr(given, "autocommit", None) is not False
 
 
 def sessions_own(given: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from commitlake.clients.proof_rows import ProofRows
 from commitlake.clients.sql import Sql
 from commitlake.errors import ConsumerError
-from commitlake.protocol.database_row import HANDLED, HANDLING
+from commitlake.protocol.database_row import HANDLED, HANDLING, TABLE
 
 
 def row_id(*names: str) -> str:
@@ -52,8 +52,11 @@ def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
         return _inserted(rows, name)
     except ConsumerError:
         raise
-    except Exception:  # the driver's, such as that of a missing table
-        rows.sql.given.rollback()
+    except Exception as error:  # the driver's
+        with suppress(Exception):
+            rows.sql.given.rollback()
+        if TABLE not in str(getattr(error, "orig", error)):  # an outage or a time-out, and not a missing table
+            raise
         if create:
             rows.create()
             return _inserted(rows, name)
@@ -74,8 +77,9 @@ def _inserted(rows: ProofRows, name: str) -> bool:
         rows.sql.given.rollback()
         if state != HANDLED:
             msg = (
-                f"a block for this message has committed in its middle and did not come to its end; look what it has "
-                f"done, and set the state of the row {name} from {state} to {HANDLED}, or delete the row"
+                "a block for this message has committed in its middle, and still runs or did not come to its end; if "
+                f"it has ended, look what it has done, and set the state of the row {name} from {state} to {HANDLED}, "
+                "or delete the row"
             )
             raise ConsumerError(msg) from None
         return False

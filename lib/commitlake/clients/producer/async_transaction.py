@@ -84,7 +84,7 @@ class AsyncDatabaseTransaction(AsyncTransaction):
 
     Args:
         producer: as for `AsyncTransaction`; its listener looks at rows.
-        kept: as for `AsyncTransaction`.
+        kept: awaits a call to its end, whatever happens to the awaiting task.
         given: the session or connection.
 
     Raises:
@@ -110,6 +110,9 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         return self
 
     def _begin(self, connection: Any) -> None:
+        if self._producer.listener is None:
+            msg = "database= needs a listener in asyncio's producer; give it commitlake.DatabaseListener(engine)"
+            raise ProducerError(msg)
         self._inner = DatabaseTransaction(self._send_half, self._note, row_of(Sql(connection), self._producer.listener))
         self._is_begun = True
 

@@ -115,7 +115,7 @@ class AsyncTransactionMQProducer:
         self._producer.warn_if_unanswered(is_answered)
         if database is None:
             return AsyncTransaction(self._producer, self._kept)
-        return AsyncDatabaseTransaction(self._producer, self._kept, database)
+        return AsyncDatabaseTransaction(self._producer, self._to_the_end, database)
 
     async def __aenter__(self) -> Self:
         try:
@@ -171,6 +171,23 @@ class AsyncTransactionMQProducer:
             msg = "the producer is not running; use it as `async with`, or await start()"
             raise FailedSendError(msg)
         return await _awaited(_begun(begin(*args), self._under_way))
+
+    async def _to_the_end(self, begin: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Await a call to its end, also when the awaiting task is cancelled, or the producer was shut down.
+
+        The call uses the connection of that task, which would else close it beside the call: a commit that comes after
+        the rollback of the close commits nothing, without an error.
+        """
+        task, cancelled = _begun(begin(*args), self._under_way), None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is None:
+            return task.result()
+        _log_failed(task)
+        raise cancelled
 
 
 def _begun(call: Coroutine[Any, Any, T], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[T]:

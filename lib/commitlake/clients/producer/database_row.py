@@ -16,6 +16,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     COMMITTED,
     DATABASE,
+    HANDLING,
     KEPT_MS,
     NAME,
     REVOKED,
@@ -100,7 +101,12 @@ class LocalRow:
 
     def outcome(self, taken: RowName) -> str:
         """COMMIT or ROLLBACK, after a rollback. Only after a commit that failed the row is asked."""
-        return self._rows.decide(taken) if self._may_have_committed else "ROLLBACK"
+        if not self._may_have_committed:
+            return "ROLLBACK"
+        try:
+            return self._rows.decide(taken)
+        finally:
+            self._given.rollback()  # the connection goes on without the transaction of this question
 
 
 class DatabaseListener(TransactionListener):
@@ -161,7 +167,7 @@ class DatabaseListener(TransactionListener):
         """Delete rows that are older than 31 days; returns how many."""
         with self._opened() as rows:
             count, sql = 0, rows.sql
-            old = f"FROM {TABLE} WHERE at < :before AND id <> :own"
+            old = f"FROM {TABLE} WHERE at < :before AND id <> :own AND state <> '{HANDLING}'"
             values = {"before": now_ms() - KEPT_MS - DAY_MS, "own": DATABASE}
             while name := sql.value(f"SELECT min(id) {old}", **values):
                 for _ in range(_AT_ONCE):

@@ -48,15 +48,13 @@ def milliseconds(name: str, given: object) -> int:
     """
     number = given if isinstance(given, int | float) else 0
     ms = int(number) if _MS_FROM <= number <= _LONGEST_MS else duration_ms(given)
-    if ms is not None and number >= _MS_FROM:
-        warnings.warn(f"{name}: a number means seconds now; write '{given}ms'", DeprecationWarning, stacklevel=3)
+    if _MS_FROM <= number <= _LONGEST_MS:
+        warnings.warn(f"{name}: a number means seconds now; write '{given:.0f}ms'", FutureWarning, stacklevel=3)
     is_unclear = _UNCLEAR_FROM <= number < _MS_FROM
     if ms is None or ms > _LONGEST_MS or is_unclear:
-        hint = (
-            f"; a number means seconds, and meant ms before 0.3, so write '{given}s' or '{given}ms'"
-            if is_unclear
-            else ""
-        )
+        hint = ""
+        if is_unclear:
+            hint = f"; a number means seconds, and meant ms before 0.3, so write '{given:.0f}s' or '{given:.0f}ms'"
         allowed = "seconds below 100, a text such as '500ms' or '15s', or a timedelta; at most 20 days"
         msg = f"{name}: {given!r:.100} is not allowed; give {allowed}{hint}"
         raise ArgumentError(msg)
