@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
+from tests.support.lite_database import KINDS, LiteDatabase
 
 from commitlake import CommitLakeError, DatabaseListener, Message, TransactionListener
 from commitlake.clients.proof_rows import ProofRows
@@ -22,37 +23,20 @@ from commitlake.protocol.durations import DAY_MS
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
 from commitlake.testing.producer import InMemoryProducer
 
-GROUP, KINDS = "shop", ["sqlite3", "connection", "session"]
+GROUP = "shop"
 
 
-class Shop:
+class Shop(LiteDatabase):
     """A database, a connection of some kind to it, and a coordinator with a producer."""
 
     def __init__(self, place: Path, kind: str = "sqlite3") -> None:
-        self.place, self.lake = place, InMemoryCoordinator({"transaction.timeout": "10s"})
-        self.sql(f"CREATE TABLE orders (id TEXT PRIMARY KEY); {CREATE}")
-        self.sql(f"INSERT INTO {TABLE} VALUES ('database', 'shop', 0)")
+        own = f"INSERT INTO {TABLE} VALUES ('database', 'shop', 0)"
+        super().__init__(place, kind, "CREATE TABLE orders (id TEXT PRIMARY KEY)", CREATE, own, timeout_s=0.1)
+        self.lake = InMemoryCoordinator({"transaction.timeout": "10s"})
         self.producer = self.join()
-        self.made = self.connection(kind)
-
-    def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.place, timeout=0.1)
-
-    def connection(self, kind: str) -> Any:
-        if kind == "sqlite3":
-            return self.connect()
-        engine = create_engine(f"sqlite:///{self.place}")
-        return engine.connect() if kind == "connection" else Session(engine)
 
     def join(self, **options: Any) -> InMemoryProducer:
         return self.lake.producer(GROUP, DatabaseListener(self.connect, **options))
-
-    def sql(self, statements: str) -> None:
-        with closing(self.connect()) as connection:
-            connection.executescript(statements)
-
-    def run(self, statement: str) -> None:
-        self.made.execute(statement if isinstance(self.made, sqlite3.Connection) else text(statement))
 
     def order(self, name: str = "17") -> None:
         self.run(f"INSERT INTO orders VALUES ('{name}')")
@@ -61,8 +45,7 @@ class Shop:
         return self.producer.begin_transaction(database=self.made)
 
     def orders(self) -> list[str]:
-        with closing(self.connect()) as connection:
-            return [row[0] for row in connection.execute("SELECT id FROM orders ORDER BY id")]
+        return self.column("SELECT id FROM orders ORDER BY id")
 
     def shown(self) -> list[bytes]:
         return [message.body for message in self.lake.messages("orders")]

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import Session
+from tests.support.lite_database import KINDS, LiteDatabase
 from tests.support.topic_table import consumer, message, write
 
 from commitlake import DatabaseListener
@@ -23,32 +22,16 @@ from commitlake.clients.consumer.once import once, row_id
 from commitlake.errors import ConsumerError, ProducerError
 from commitlake.protocol.database_row import CREATE, DATABASE, HANDLED, HANDLING, TABLE
 
-KINDS = ["sqlite3", "connection", "session"]
 
-
-class Books:
+class Books(LiteDatabase):
     """A database of points, and a connection of some kind to it."""
 
     def __init__(self, place: Path, kind: str = "sqlite3", *, has_table: bool = True) -> None:
-        self.place = place
-        self.sql("CREATE TABLE points (keys TEXT)")
-        if has_table:
-            self.sql(f"{CREATE}; INSERT INTO {TABLE} VALUES ('{DATABASE}', 'books', 0)")
-        self.made = self.connection(kind)
-
-    def connection(self, kind: str = "sqlite3") -> Any:
-        if kind == "sqlite3":
-            return sqlite3.connect(self.place, timeout=5)
-        engine = create_engine(f"sqlite:///{self.place}")
-        return engine.connect() if kind == "connection" else Session(engine)
-
-    def sql(self, statements: str) -> None:
-        with closing(sqlite3.connect(self.place)) as database:
-            database.executescript(statements)
+        own = [CREATE, f"INSERT INTO {TABLE} VALUES ('{DATABASE}', 'books', 0)"] if has_table else []
+        super().__init__(place, kind, "CREATE TABLE points (keys TEXT)", *own, timeout_s=5)
 
     def book(self, keys: str = "k1") -> None:
-        statement = f"INSERT INTO points VALUES ('{keys}')"
-        self.made.execute(statement if isinstance(self.made, sqlite3.Connection) else text(statement))
+        self.run(f"INSERT INTO points VALUES ('{keys}')")
 
     def handle(self, name: str = "m1") -> bool:
         with once(self.made, name, create=False) as is_new:
@@ -57,12 +40,10 @@ class Books:
         return is_new
 
     def booked(self) -> list[str]:
-        with closing(sqlite3.connect(self.place)) as database:
-            return [row[0] for row in database.execute("SELECT keys FROM points ORDER BY keys")]
+        return self.column("SELECT keys FROM points ORDER BY keys")
 
     def states(self) -> list[str]:
-        with closing(sqlite3.connect(self.place)) as database:
-            return [row[0] for row in database.execute(f"SELECT state FROM {TABLE} WHERE id <> '{DATABASE}'")]
+        return self.column(f"SELECT state FROM {TABLE} WHERE id <> '{DATABASE}'")
 
 
 @pytest.fixture(params=KINDS)
@@ -152,7 +133,7 @@ def test_of_two_instances_with_the_message_the_second_waits_and_finds_it_handled
     found: list[bool] = []
 
     def second() -> None:
-        with closing(plain.connection()) as database, once(database, "m1", create=False) as is_new:
+        with closing(plain.connect()) as database, once(database, "m1", create=False) as is_new:
             found.append(is_new)
 
     other = threading.Thread(target=second)
@@ -176,7 +157,7 @@ def test_an_outage_is_told_as_what_it_is_and_not_as_a_missing_table(tmp_path: Pa
 
 def test_rows_of_blocks_that_did_not_end_are_not_tidied(plain: Books) -> None:
     plain.sql(f"INSERT INTO {TABLE} VALUES ('m1', '{HANDLING}', 1), ('m2', '{HANDLED}', 1)")
-    assert DatabaseListener(plain.connection).tidy() == 1
+    assert DatabaseListener(plain.connect).tidy() == 1
     assert plain.states() == [HANDLING]
 
 
@@ -206,7 +187,7 @@ def test_two_that_make_the_table_at_once_both_find_it(tmp_path: Path) -> None:
 
     def handle(number: int) -> None:
         try:
-            with closing(books.connection()) as database:
+            with closing(books.connect()) as database:
                 begin.wait()
                 with once(database, f"m{number}", create=True):
                     pass
@@ -228,7 +209,7 @@ def test_whenever_deliveries_crash_the_effect_is_there_once_when_one_has_ended(
 ) -> None:
     books = Books(tmp_path_factory.mktemp("crashes") / "books.db")
     for crash in [*crashes, "none"]:
-        with closing(books.connection()) as books.made:  # a process that ends closes its connections
+        with closing(books.connect()) as books.made:  # a process that ends closes its connections
             found = once(books.made, "m1", create=False)
             if crash != "before" and found.__enter__():
                 books.book()

@@ -25,11 +25,9 @@ class Sql:
     """
 
     def __init__(self, given: Any) -> None:
-        kind, is_lite = type(given), isinstance(given, sqlite3.Connection)
-        homes = [base.__module__ for base in kind.__mro__]  # of a class of one's own, too
-        if not is_lite and not any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in homes):
-            msg = f"database= is a {kind.__module__}.{kind.__name__}; {_ALLOWED}"
-            raise ArgumentError(msg)
+        is_lite = isinstance(given, sqlite3.Connection)
+        if not is_lite and not any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in homes(given)):
+            raise not_allowed(given, _ALLOWED)
         self.given = given if is_lite else sessions_own(given)
         self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
         self.was_open = _is_open(given) if is_lite else bool(self.given.in_transaction())
@@ -89,6 +87,16 @@ class Sql:
         with suppress(AttributeError, NotImplementedError):
             return bool(self._dialect().detect_autocommit_setting(raw))
         return bool(self._connection().get_isolation_level() == "AUTOCOMMIT")
+
+
+def homes(given: Any) -> list[str]:
+    """The modules of an object's class, and of those that it derives from."""
+    return [base.__module__ for base in type(given).__mro__]
+
+
+def not_allowed(given: Any, allowed: str) -> ArgumentError:
+    """The error for an object that is no connection of the kinds that are allowed."""
+    return ArgumentError(f"database= is a {type(given).__module__}.{type(given).__name__}; {allowed}")
 
 
 def _is_open(given: sqlite3.Connection) -> bool:

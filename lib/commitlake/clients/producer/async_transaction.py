@@ -13,8 +13,10 @@ from commitlake.clients.producer.message import LocalTransactionState, Message, 
 from commitlake.clients.producer.on_loop import ProducerOnLoop
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import log_lost
-from commitlake.clients.sql import Sql
+from commitlake.clients.sql import Sql, homes, not_allowed
 from commitlake.errors import ProducerError
+
+_ALLOWED = "the producer for asyncio takes an AsyncSession or an AsyncConnection of SQLAlchemy"
 
 
 class AsyncTransaction:
@@ -88,18 +90,12 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         given: the session or connection.
 
     Raises:
-        ProducerError: it is none of both.
+        ArgumentError: it is none of both.
     """
 
     def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]], given: Any) -> None:
-        kind = type(given)
-        homes = [base.__module__ for base in kind.__mro__]
-        if not (any(each.startswith("sqlalchemy.ext.asyncio") for each in homes) and hasattr(given, "run_sync")):
-            msg = (
-                f"database= is a {kind.__module__}.{kind.__name__}; the producer for asyncio takes an AsyncSession or "
-                "an AsyncConnection of SQLAlchemy"
-            )
-            raise ProducerError(msg)
+        if not (any(each.startswith("sqlalchemy.ext.asyncio") for each in homes(given)) and hasattr(given, "run_sync")):
+            raise not_allowed(given, _ALLOWED)
         super().__init__(producer, kept)
         self._given = given
         self._is_begun = False

@@ -110,7 +110,7 @@ class AsyncTransactionMQProducer:
             database: an `AsyncSession` or `AsyncConnection` of SQLAlchemy, whose transaction ends with this one.
 
         Raises:
-            ProducerError: `database` is none of both.
+            ArgumentError: `database` is none of both.
         """
         self._producer.warn_if_unanswered(is_answered)
         if database is None:

@@ -9,9 +9,11 @@ import importlib
 import uuid
 from typing import Any
 
-from commitlake.clients.sql import AUTOCOMMIT
+from commitlake.clients.sql import AUTOCOMMIT, not_allowed
 from commitlake.errors import ArgumentError, ProducerError, SetupError, installed_by
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, Xact, answer_of, judged, question, xact
+
+_ALLOWED = "allowed are a connection of psycopg 3, and a connection or a session of SQLAlchemy with postgresql+psycopg"
 
 _SYNCHRONOUS = "current_setting('synchronous_commit')"
 _XID = f"SELECT {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text"
@@ -140,11 +142,7 @@ class LocalDatabase:
         pooled = getattr(connection(), "connection", None) if callable(connection) else connection
         found = getattr(pooled, "driver_connection", None)
         if not isinstance(found, self._psycopg.Connection):
-            msg = (
-                f"database= is a {type(given).__module__}.{type(given).__name__}; allowed are a connection of "
-                "psycopg 3, and a connection or a session of SQLAlchemy with postgresql+psycopg"
-            )
-            raise ArgumentError(msg)
+            raise not_allowed(given, _ALLOWED)
         return found
 
 
