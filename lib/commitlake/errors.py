@@ -5,6 +5,7 @@ A message names the mistake, the value, the allowed values, and the remedy. No m
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 
 __all__ = [
@@ -39,6 +40,10 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 
 class CommitLakeError(Exception):
     """Base class of all errors that CommitLake raises."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the text as it is: some classes make it of other arguments, and a pool could not load those."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(CommitLakeError):

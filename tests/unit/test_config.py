@@ -432,6 +432,14 @@ def test_a_number_that_can_only_mean_ms_means_them_with_a_warning(given: Any) ->
         assert milliseconds("timeout", given) == given
 
 
+@pytest.mark.parametrize("kind", [commitlake.Producer, commitlake.TransactionalProducer])
+def test_a_warning_of_ms_names_the_line_of_the_users_program(kind: Any) -> None:
+    with pytest.warns(FutureWarning) as warned:
+        kind.from_conf(KAFKA, "g", send_msg_timeout=3_000, start_timeout=10_000)
+        kind("g", bootstrap_servers="127.0.0.1:9092").send_msg_timeout = 3_000
+    assert [each.filename for each in warned] == [__file__] * 3
+
+
 WRONG: list[Any] = ["soon", "15", -1, "-1s", True, None, [], float("nan"), float("inf"), timedelta(-1), "1.5s", b"1s"]
 
 

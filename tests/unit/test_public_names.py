@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -253,15 +255,52 @@ def test_former_names_of_arguments_still_work_with_a_warning(tmp_path: Path) -> 
         return max_attempts
 
     former: Any = retry
-    with pytest.warns(DeprecationWarning, match="the argument most is max_attempts now"):
+    with pytest.warns(DeprecationWarning, match="the argument most is max_attempts now") as warned:
         assert former(most=3) == 3
+    assert warned[0].filename == __file__
+    with pytest.raises(commitlake.ArgumentError, match="most is the former name of max_attempts; give max_attempts al"):
+        former(most=3, max_attempts=4)
     receipts: Any = commitlake.receipts
     conf = {"warehouse": str(tmp_path / "warehouse")}
-    with pytest.warns(DeprecationWarning, match=r"write commitlake.receipts\(conf, topic, group=...\) now"):
+    with pytest.warns(DeprecationWarning, match=r"write commitlake.receipts\(conf, topic, group=...\) now") as warned:
         made = receipts(None, conf, "points", "orders")
-    assert (made._group, made._topic) == ("points", "orders")
+    assert (made._group, made._topic, warned[0].filename) == ("points", "orders", __file__)
+    for wrong in (("points",), ("points", "orders", "more")):
+        with pytest.raises(commitlake.ArgumentError, match=r"too much; write commitlake.receipts\(conf, topic"):
+            receipts(conf, "orders", *wrong)
     with pytest.raises(commitlake.ArgumentError, match="group: '' is not allowed"):
         receipts(conf, "orders")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(getattr(errors, name)("the text") for name in errors.__all__ if name != "StreamError"),
+        errors.StreamError("landing", "no room"),
+        errors.RefusedSendError("the text", "BAD_TOPIC"),
+        errors.AnswerError("the text", 404),
+        errors.GatewayRefusal("the text", "UNSUPPORTED"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_comes_whole_from_another_process(error: Exception) -> None:
+    pickled = (pickle.dumps(error, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1))
+    for other in (copy.copy(error), *map(pickle.loads, pickled)):
+        assert (type(other), str(other), vars(other)) == (type(error), str(error), vars(error))
+
+
+def test_an_error_is_caught_loaded_and_derived_from_by_its_former_name() -> None:
+    class Mine(commitlake.FailedSend):
+        def __init__(self, order: int) -> None:
+            super().__init__(f"order {order}")
+
+    former = commitlake.UncertainSend("the text")
+    with pytest.raises(commitlake.UncertainSendError):
+        raise former
+    assert isinstance(Mine(17), commitlake.FailedSendError)
+    assert b"UncertainSendError" in pickle.dumps(former)
+    before = b"ccommitlake.errors\nUncertainSend\n(S'the text'\ntR."  # pickled by a version with that name
+    assert type(pickle.loads(before)) is commitlake.UncertainSendError
 
 
 def test_every_error_has_the_one_root() -> None:

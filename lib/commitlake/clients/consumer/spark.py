@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -13,6 +12,7 @@ from commitlake.clients.consumer import missing
 from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.arguments import Tags, checked_group, tags_of
 from commitlake.clients.consumer.rows import RECEIPT_COLUMNS
+from commitlake.clients.renamed import warn_user
 from commitlake.errors import ArgumentError, NoTableError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import Options
@@ -128,10 +128,13 @@ def receipts(conf: Conf, topic: str, *former: str, group: str = "", storage_opti
         storage_options: deltalake's options for object stores.
 
     Raises:
-        ArgumentError: the group has no name.
+        ArgumentError: the group has no name, or not its own one.
     """
     if former:
-        warnings.warn("write commitlake.receipts(conf, topic, group=...) now", DeprecationWarning, stacklevel=2)
+        if len(former) != 2 or group:
+            msg = f"receipts: {former!r:.100} is too much; write commitlake.receipts(conf, topic, group=...)"
+            raise ArgumentError(msg)
+        warn_user("write commitlake.receipts(conf, topic, group=...) now", DeprecationWarning)
         conf, (group, topic) = topic, former
     place, name = f"{configuration.of(conf).receipts_place}/receipts", checked_group(group)
     return SparkReceipts(receipt_table.Receipts(place, name, topic, storage_options), name, topic)

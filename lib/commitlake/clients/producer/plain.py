@@ -7,12 +7,12 @@ message goes through here, on every path, and becomes exactly a `str`, an `int` 
 from __future__ import annotations
 
 import operator
-import warnings
 from contextlib import suppress
 from datetime import datetime
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from commitlake.clients.renamed import warn_user
 from commitlake.errors import ArgumentError, RecordError
 from commitlake.protocol import database_row, headers
 from commitlake.protocol.clock import now_ms
@@ -49,7 +49,7 @@ def milliseconds(name: str, given: object) -> int:
     number = given if isinstance(given, int | float) else 0
     ms = int(number) if _MS_FROM <= number <= _LONGEST_MS else duration_ms(given)
     if _MS_FROM <= number <= _LONGEST_MS:
-        warnings.warn(f"{name}: a number means seconds now; write '{given:.0f}ms'", FutureWarning, stacklevel=3)
+        warn_user(f"{name}: a number means seconds now; write '{given:.0f}ms'", FutureWarning)
     is_unclear = _UNCLEAR_FROM <= number < _MS_FROM
     if ms is None or ms > _LONGEST_MS or is_unclear:
         hint = ""
