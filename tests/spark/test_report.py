@@ -76,7 +76,13 @@ def test_the_page_has_the_numbers_of_the_tables_and_needs_no_network(story: Stor
     assert len(tiles) > 1
     assert {name: shown[name.lower().replace("_", " ")] for name in states} == dict(states)
     assert shown["rejected"] == len(story.lake.rows("rejected"))
-    assert re.findall(r"(?:src|href)=|https?://|@import|url\(", text) == []
+    assert re.findall(r"(?:src|href)=(?!\"#)|https?://|@import|url\(", text) == []
+    assert set(re.findall(r'href="#(\w+)"', text)) <= set(re.findall(r"section[^>]* id=(\w+)", text))
+    assert re.findall(r"<b>(ok|LOOK)</b> (verdict|coordinator): ", text) == [
+        ("LOOK", "verdict"),
+        ("LOOK", "coordinator"),
+    ]
+    assert "none runs; the last one was epoch" in text
     assert "commitlake tx show -- " in text
 
 
@@ -86,7 +92,7 @@ def test_a_browser_draws_all_of_it_in_its_width(page: Path, tmp_path: Path, size
     assert not found["wide"], "the page must not be wider than the window"
     assert found["bars"] >= 1
     assert found["dots"] >= 1
-    assert found["cards"] == 9
+    assert found["cards"] == page.read_text().count("<section") >= 9
     assert found["rows"] >= 1
     assert found["outside"] == 0
 
@@ -100,8 +106,6 @@ def test_the_page_is_light_or_dark_as_the_reader_has_it(page: Path, tmp_path: Pa
 def test_charts_escape_what_others_have_named_and_scale_to_their_highest_value() -> None:
     assert "<b>" not in charts.lying({"<b>": 3}, "a & b")
     assert "a &amp; b" in charts.lying({"x": 3}, "a & b")
-    ticks = re.findall(r'class="tick"[^>]*>([\d.e+]+)<', charts.stacked({"COMMITTED": [0, 121]}, ("a", "b"), "t"))
-    assert ticks == ["0", "40", "80", "120", "160"], "whole numbers"
     line = charts.lines({"p50": [1.0, None, 2.0, 3.0]}, ("a", "b"), "t")
     assert line.count("<polyline") == 2
     assert charts.stacked({"COMMITTED": [0, 0]}, ("a", "b"), "t").count("<rect") == 0

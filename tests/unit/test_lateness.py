@@ -54,7 +54,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     # Committed at once; with an op that came first; with a delay; and a duplicate, which is not shown.
     "transactions": [
         ended(1, 5, None, None, at(-9)),
-        ended(2, 6, None, None, at(-1)),
+        ended(2, 6, None, None, at(-1)) | {"checks": 1},
         ended(3, 5, at(-7), None, at(-9)),
         ended(4, 5, None, "half-0-1", at(-9)),
     ],
@@ -94,6 +94,8 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
         page = figures.read(tables, BEGUN - HOUR_MS, now_ms())
         assert page.late == sorted(LATE, key=lambda row: -float(str(row["p99_s"])))
         assert [row["p99_s"] for row in page.slowest] == [29.0]
+        for latency, took_s in ((page.at_once, 29.0), (page.checked, 21.0)):
+            assert {value for each in latency.values() for value in each} == {took_s, None}
         config = from_mapping({"warehouse": warehouse})
         told = "23.0 s (p50), 27.0 s (p99) in the last hour in the slowest topic, delays"
         assert doctor._late(tables, config) == doctor.Diagnosis("late", True, told)

@@ -36,6 +36,9 @@ EVIL = [
 ]
 
 
+NONE: dict[str, list[float | None]] = {"p50": [None] * BUCKETS, "p99": [None] * BUCKETS}
+
+
 @pytest.mark.parametrize("text", EVIL)
 def test_a_text_of_a_producer_has_no_control_character(text: str) -> None:
     assert printable(text).isprintable()
@@ -155,10 +158,9 @@ def test_lines_of_the_log_and_errors_have_no_control_characters(capsys: pytest.C
 
 def test_the_command_that_the_page_proposes_ends_that_transaction_and_does_nothing_else() -> None:
     ids = [each for each in EVIL if each != "\ud800"]
-    none: list[float | None] = [None] * BUCKETS
     figures = Figures(
-        since=0, now=1, ended={state: [0] * BUCKETS for state in STATES}, p50=none, p99=none, ages=[0] * len(AGES),
-        checks={"sent": 0}, discards=[], rejects=[], late=[], slowest=[],
+        since=0, now=1, ended={state: [0] * BUCKETS for state in STATES}, at_once=NONE, checked=NONE,
+        ages=[0] * len(AGES), checks={"sent": 0}, discards=[], rejects=[], late=[], slowest=[],
         oldest=[{"transaction_id": each} for each in ids],
     )  # fmt: skip
     shown = unescape(page(figures, "/lake"))
@@ -167,13 +169,13 @@ def test_the_command_that_the_page_proposes_ends_that_transaction_and_does_nothi
     assert "\x1b" not in shown
 
 
-def made(**given: Any) -> str:
+def made(*findings: tuple[str, bool, str], **given: Any) -> str:
     nothing: dict[str, Any] = {
         **{"since": 0, "now": 24 * HOUR_MS, "ended": {state: [0] * BUCKETS for state in STATES}},
-        **{"p50": [None] * BUCKETS, "p99": [None] * BUCKETS, "ages": [0] * len(AGES)},
+        **{"at_once": NONE, "checked": NONE, "ages": [0] * len(AGES)},
         **{"checks": {"sent": 0}, "discards": [], "rejects": [], "late": [], "slowest": [], "oldest": []},
     }
-    return page(Figures(**(nothing | given)), "./warehouse")
+    return page(Figures(**(nothing | given)), "./warehouse", findings=findings)
 
 
 def test_intended_duplicates_are_no_rejects() -> None:
@@ -189,3 +191,62 @@ def test_the_newest_point_lies_inside_and_the_median_on_top() -> None:
     text = charts.lines({"p50": [1.0, 2.0], "p99": [1.0, 2.0]}, ("a", "b"), "t")
     assert f'cx="{charts.WIDTH - 6:.1f}"' in text
     assert text.rindex('<circle class="p50"') > text.rindex('<circle class="p99"')
+
+
+def test_the_page_begins_with_the_verdict_and_names_what_needs_a_look() -> None:
+    found = [("verdict", False, "1 of 4 needs a look: late"), ("coordinator", True, "epoch 3"), ("files", True, "few")]
+    text = made(*found, ("late", False, "9 s in <b>; `commitlake stats`"))
+    assert text.index("1 of 4 needs a look") < text.index("epoch 3") < text.index('<div class="tiles">')
+    assert '<p class="well"><b>ok</b> coordinator: epoch 3</p>' in text
+    assert '<p class="look"><b>LOOK</b> late: 9 s in &lt;b&gt;; <code>commitlake stats</code></p>' in text
+    assert "few" not in text, "what is well is left out"
+
+
+def test_a_discard_has_a_colour_a_link_to_its_rows_and_the_next_command() -> None:
+    ended = {state: [0] * BUCKETS for state in STATES}
+    rows = [{"producer_group": "shop", "topic": "orders", "reason": "CHECK_MAX", "messages": 3}]
+    text = made(ended=ended | {"DISCARDED": [3, *[0] * (BUCKETS - 1)]}, discards=rows)
+    assert '<div class="bad"><a href="#discarded"><b>3</b><span>discarded</span></a></div>' in text
+    assert "<section id=discarded>" in text and "<code>commitlake tx list --state DISCARDED</code>" in text
+    nothing = made()
+    assert 'class="bad"' not in nothing and "tx list" not in nothing
+    assert "<b>0</b><span>discarded</span>" in nothing
+
+
+def test_a_few_discards_are_seen_beside_many_commits() -> None:
+    text = charts.stacked({"COMMITTED": [140_000], "DISCARDED": [3]}, ("a", "b"), "t")
+    (height,) = re.findall(r'<rect class="discarded".*? height="([\d.]+)"', text)
+    assert float(height) == 3
+
+
+def test_latency_is_in_two_where_some_were_checked_and_nothing_pending_is_one_line() -> None:
+    checked = {"p50": [40.0, *[None] * (BUCKETS - 1)], "p99": [90.0, *[None] * (BUCKETS - 1)]}
+    assert made(checked=checked).count("<h2>From half message to commit") == 2
+    assert made().count("<h2>From half message to commit") == 1
+    assert "nothing is pending" in made() and "10 to 60 min" not in made()
+    assert "10 to 60 min" in made(ages=[0, 0, 1, 0, 0])
+
+
+def ticks(text: str, css: str = "tick") -> list[str]:
+    return re.findall(rf'<text class="{css}"[^>]*>([^<]+)<', text)
+
+
+@pytest.mark.parametrize(
+    ("highest", "found"),
+    [
+        (0, ["0", "1"]),
+        (1, ["0", "1"]),
+        (5, ["0", "1", "2", "3", "4", "5"]),
+        (121, ["0", "50", "100", "150"]),
+        (1_010, ["0", "500", "1000", "1500"]),
+    ],
+)
+def test_an_axis_ends_at_the_first_whole_tick_past_its_highest_bar(highest: int, found: list[str]) -> None:
+    assert ticks(charts.stacked({"COMMITTED": [0, highest]}, ("a", "b"), "t")) == found
+
+
+def test_a_short_latency_has_ticks_of_tenths_and_time_has_ticks_between_its_ends() -> None:
+    assert ticks(charts.lines({"p50": [0.3, 0.6]}, ("a", "b"), "t")) == ["0", "0.2", "0.4", "0.6"]
+    assert ticks(made(), "begin")[0] == "01-01 00:00" and ticks(made(), "end")[0] == "01-02 00:00"
+    assert ticks(made(), "middle")[:3] == ["06:00", "12:00", "18:00"]
+    assert ticks(made(now=8 * 24 * HOUR_MS), "middle")[:3] == ["01-03", "01-05", "01-07"]

@@ -11,6 +11,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions import delayed as delayed_messages
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
+from commitlake.tools import doctor
 from commitlake.tools.cli import bulk
 from commitlake.tools.cli.options import with_address
 from commitlake.tools.report.figures import read
@@ -54,7 +56,10 @@ def make(settings: Config, since_ms: int, refresh_s: int | None = None, links: s
     """The page of the last `since_ms`."""
     now = now_ms()
     with opened(settings) as tables:
-        return page(read(tables, now - since_ms, now), settings.warehouse, refresh_s, links)
+        figures = read(tables, now - since_ms, now)
+    found = list(doctor.examine(settings))
+    findings = (astuple(each) for each in (doctor.verdict(found), *found))
+    return page(figures, settings.warehouse, refresh_s, links, findings)
 
 
 def write(settings: Config, since_ms: int, out: Path) -> int:

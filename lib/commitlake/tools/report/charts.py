@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import cycle
 
 WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _BOTTOM, _TOP = 44, 6, 22, 14
 """Margins of the plot: a point at its edge, and the highest tick in a phone's larger letters, must not be cut."""
 _PLOT = WIDTH - _LEFT - _RIGHT
-_TICKS = 4
+_LEAST = 3
+"""Height of the smallest bar: 325 discards beside 140 000 commits must be seen."""
 
 
-def stacked(series: Mapping[str, Sequence[float]], labels: tuple[str, str], title: str) -> str:
-    """Stacked bars over time; `labels` stand below the first and the last."""
+def stacked(series: Mapping[str, Sequence[float]], labels: Sequence[str], title: str) -> str:
+    """Stacked bars over time; `labels` stand below, the first at the left end and the last at the right one."""
     count = len(next(iter(series.values())))
     highest = max([sum(values) for values in zip(*series.values(), strict=True)], default=0)
-    top = _TICKS * _nice(highest / _TICKS)  # so that each tick is a whole number
+    ticks = _ticks(highest, 1)
+    top = ticks[-1]
     width = _PLOT / count
     parts = []
     for place in range(count):
@@ -27,16 +31,17 @@ def stacked(series: Mapping[str, Sequence[float]], labels: tuple[str, str], titl
                 tip = f"<title>{escape(name)}: {values[place]:g}</title>"
                 parts.append(
                     f'<rect class="{_css(name)}" x="{_LEFT + place * width + 0.5:.1f}" y="{y:.1f}" '
-                    f'width="{max(width - 1, 1):.1f}" height="{max(height, 0.5):.1f}">{tip}</rect>'
+                    f'width="{max(width - 1, 1):.1f}" height="{max(height, _LEAST):.1f}">{tip}</rect>'
                 )
                 below += values[place]
-    return _svg(title, [*_grid(top, labels), *parts])
+    return _svg(title, [*_grid(ticks, labels), *parts])
 
 
-def lines(series: Mapping[str, Sequence[float | None]], labels: tuple[str, str], title: str) -> str:
+def lines(series: Mapping[str, Sequence[float | None]], labels: Sequence[str], title: str) -> str:
     """Lines over time; a line has a gap where a value is None."""
     known = [value for values in series.values() for value in values if value is not None]
-    top = _nice(max(known, default=0))
+    ticks = _ticks(max(known, default=0), 0.1)
+    top = ticks[-1]
     parts = []
     for name, values in reversed([*series.items()]):  # the first lies on top where two have the same value
         step = _PLOT / max(1, len(values) - 1)
@@ -48,7 +53,7 @@ def lines(series: Mapping[str, Sequence[float | None]], labels: tuple[str, str],
                 f"<title>{escape(name)}: {value:.1f} s</title></circle>"
                 for place, value in run
             ]
-    return _svg(title, [*_grid(top, labels), *parts])
+    return _svg(title, [*_grid(ticks, labels), *parts])
 
 
 def lying(values: Mapping[str, float], title: str) -> str:
@@ -63,15 +68,17 @@ def lying(values: Mapping[str, float], title: str) -> str:
     return _svg(title, parts, height=len(values) * row + 4)
 
 
-def _grid(top: float, labels: tuple[str, str]) -> list[str]:
+def _grid(ticks: Sequence[float], labels: Sequence[str]) -> list[str]:
     found = []
-    for number in range(_TICKS + 1):
-        value = top * number / _TICKS
-        y = _y(value, top)
+    for value in ticks:
+        y = _y(value, ticks[-1])
         found.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         found.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}">{value:g}</text>')
-    found.append(f'<text x="{_LEFT}" y="{HEIGHT - 4}">{escape(labels[0])}</text>')
-    found.append(f'<text class="end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}">{escape(labels[1])}</text>')
+    last = len(labels) - 1
+    for number, label in enumerate(labels):
+        css = "begin" if number == 0 else "end" if number == last else "middle"
+        x = _LEFT + _PLOT * number / last
+        found.append(f'<text class="{css}" x="{x:.1f}" y="{HEIGHT - 4}">{escape(label)}</text>')
     return found
 
 
@@ -84,15 +91,15 @@ def _y(value: float, top: float) -> float:
     return _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - value / top)
 
 
-def _nice(highest: float) -> float:
-    """The end of the axis: 1, 2, 4, 10, 20, ... and not below `highest`."""
-    top = 1.0
-    while top < highest:
-        for factor in (2, 4, 10):
-            if top * factor >= highest:
-                return top * factor
-        top *= 10
-    return top
+def _ticks(highest: float, step: float) -> list[float]:
+    """At most six ticks from 0, each a multiple of 1, 2 or 5 times a power of ten; only the last may pass `highest`.
+
+    `step`, a power of ten, is the least distance.
+    """
+    factors = cycle((2, 2.5, 2))
+    while 5 * step < highest:
+        step *= next(factors)
+    return [step * number for number in range(max(1, math.ceil(highest / step)) + 1)]
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:

@@ -24,8 +24,8 @@ FROM transactions JOIN batches USING (batch_id) WHERE state = 'COMMITTED' AND {r
 """
 """With the time to the end of their batch's appends, when a message without a delay could be read."""
 _LATENCY = f"""
-SELECT {{bucket}} AS bucket, quantile_cont(took_s, 0.5) AS p50, quantile_cont(took_s, 0.99) AS p99
-FROM {_COMMITTED} GROUP BY ALL
+SELECT {{bucket}} AS bucket, checks > 0 AS is_checked, quantile_cont(took_s, 0.5) AS p50,
+       quantile_cont(took_s, 0.99) AS p99 FROM {_COMMITTED} GROUP BY ALL
 """
 _AGES = """
 SELECT CASE WHEN age < 60 THEN 0 WHEN age < 600 THEN 1 WHEN age < 3600 THEN 2 WHEN age < 86400 THEN 3 ELSE 4
@@ -62,8 +62,9 @@ class Figures:
         since: the begin.
         now: the end.
         ended: by state, how many half messages ended their newest round in each of `BUCKETS` equal parts of the time.
-        p50: seconds from a half message to its commit in each part, None where none was committed.
-        p99: the same for 99 of 100.
+        at_once: seconds from a half message to its commit in each part, of transactions without a check: p50 and p99,
+            None where none was committed.
+        checked: the same of transactions that were checked.
         ages: pending transactions by age, as `AGES`.
         checks: sent, repeated, answered, p50_s, p99_s.
         discards: rows of producer_group, topic, reason, messages.
@@ -76,8 +77,8 @@ class Figures:
     since: int
     now: int
     ended: Mapping[str, list[int]]
-    p50: list[float | None]
-    p99: list[float | None]
+    at_once: Mapping[str, list[float | None]]
+    checked: Mapping[str, list[float | None]]
     ages: list[int]
     checks: Mapping[str, Any]
     discards: list[dict[str, Any]]
@@ -106,14 +107,19 @@ def read(tables: Tables, since: int, now: int) -> Figures:
     ended = {state: [0] * BUCKETS for state in STATES}
     for row in rows(_ENDED):
         ended[row["state"]][row["bucket"]] = row["n"]
-    latency = {row["bucket"]: row for row in rows(_LATENCY)}
+    latency = {(row["is_checked"], row["bucket"]): row for row in rows(_LATENCY)}
+
+    def took(is_checked: bool) -> Mapping[str, list[float | None]]:
+        found = [latency.get((is_checked, number), {}) for number in range(BUCKETS)]
+        return {name: [row.get(name) for row in found] for name in ("p50", "p99")}
+
     ages = {row["step"]: row["n"] for row in rows(_AGES)}
     return Figures(
         since=since,
         now=now,
         ended=ended,
-        p50=[latency[number]["p50"] if number in latency else None for number in range(BUCKETS)],
-        p99=[latency[number]["p99"] if number in latency else None for number in range(BUCKETS)],
+        at_once=took(False),
+        checked=took(True),
         ages=[ages.get(step, 0) for step in range(len(AGES))],
         checks=rows(_CHECKS)[0],
         discards=overview.discarded(tables, since).slice(0, _MOST_DISCARDS).to_pylist(),

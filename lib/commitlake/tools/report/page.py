@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -10,25 +11,37 @@ from typing import Any
 
 from commitlake.config.terminal import printable, shell_word
 from commitlake.protocol.clock import as_datetime
-from commitlake.protocol.durations import HOUR_MS
+from commitlake.protocol.durations import DAY_MS, HOUR_MS
 from commitlake.protocol.states import DUPLICATE_OF
 from commitlake.tools.report import charts
 from commitlake.tools.report.figures import AGES, STATES, Figures
 
 _STYLE = Path(__file__).with_name("page.css")
 _COMMAND = "what happened"
+_NEXT = {"discarded": "commitlake tx list --state DISCARDED", "rejected": "commitlake rejected"}
+"""What to do next where a tile is not zero."""
+_ALWAYS = ("verdict", "coordinator", "kafka")
+_LABELS = 5
 _COLOURS = {"COMMITTED": "good", "ROLLED_BACK": "back", "DISCARDED": "bad", "p50": "one", "p99": "two"}
 
 
-def page(figures: Figures, warehouse: str, refresh_s: int | None = None, links: str = "") -> str:
+def page(
+    figures: Figures,
+    warehouse: str,
+    refresh_s: int | None = None,
+    links: str = "",
+    findings: Iterable[tuple[str, bool, str]] = (),
+) -> str:
     """The HTML of the page about the last hours.
 
-    A browser loads it again every `refresh_s`, if that is given; `links` stand below the title.
+    A browser loads it again every `refresh_s`, if that is given; `links` stand below the title. `findings` are what
+    `commitlake doctor` says: of what, whether that is well, and the details.
     """
-    times = (_time(figures.since), _time(figures.now))
+    times = _times(figures.since, figures.now)
     body = "".join(
         [
-            f"<h1>CommitLake</h1><p>{escape(warehouse)}, {times[0]} to {times[1]} UTC; numbers of half messages</p>",
+            f"<h1>CommitLake</h1><p>{escape(warehouse)}, {times[0]} to {times[-1]} UTC; counts of half messages</p>",
+            "".join(_finding(*each) for each in findings if each[0] in _ALWAYS or not each[1]),
             links,
             f'<div class="tiles">{"".join(_tile(*each) for each in _tiles(figures))}</div>',
             f'<div class="cards">{"".join(_cards(figures, times))}</div>',
@@ -59,26 +72,41 @@ def _tiles(figures: Figures) -> Iterable[tuple[str, str]]:
     yield f"{sum(rejects.values()):,}", "rejected"
 
 
-def _cards(figures: Figures, times: tuple[str, str]) -> Iterable[str]:
-    latency = {"p50": figures.p50, "p99": figures.p99}
+def _cards(figures: Figures, times: Sequence[str]) -> Iterable[str]:
     yield _card("Outcomes", charts.stacked(figures.ended, times, "outcomes over time") + _key(STATES))
-    yield _card("From half message to commit, s", charts.lines(latency, times, "latency over time") + _key(latency))
+    for title, latency in (("", figures.at_once), (", after a check", figures.checked)):
+        if not title or any(value is not None for value in latency["p50"]):
+            chart = charts.lines(latency, times, f"latency over time{title}")
+            yield _card(f"From half message to commit{title}, s", chart + _key(latency))
     yield _card("From op, normal message or due time to visible row, s", table(figures.late, "nothing became visible"))
-    yield _card("Pending by age", charts.lying(dict(zip(AGES, figures.ages, strict=True)), "pending by age"))
+    ages = charts.lying(dict(zip(AGES, figures.ages, strict=True)), "pending by age")
+    yield _card("Pending by age", ages if any(figures.ages) else "<p>nothing is pending</p>")
     yield _card("Checks", table([figures.checks], "no checks"))
-    yield _card("Discarded", table(figures.discards, "nothing was discarded"))
-    yield _card("Rejected records", table(figures.rejects, "nothing was rejected"))
+    yield _card("Discarded", _with_next("discarded", figures.discards), name="discarded")
+    yield _card("Rejected records", _with_next("rejected", figures.rejects), name="rejected")
     yield _card("Slowest producer groups", table(figures.slowest, "nothing was committed"), wide=True)
     shown = [{**row, _COMMAND: f"commitlake tx show -- {shell_word(row['transaction_id'])}"} for row in figures.oldest]
     yield _card("The oldest open", table(shown, "nothing is open"), wide=True)
 
 
-def _card(title: str, content: str, *, wide: bool = False) -> str:
-    return f"<section{' class=wide' if wide else ''}><h2>{title}</h2>{content}</section>"
+def _card(title: str, content: str, *, wide: bool = False, name: str = "") -> str:
+    return f"<section{' class=wide' if wide else ''}{f' id={name}' if name else ''}><h2>{title}</h2>{content}</section>"
 
 
 def _tile(value: str, name: str) -> str:
-    return f"<div><b>{value}</b><span>{name}</span></div>"
+    shown = f"<b>{value}</b><span>{name}</span>"
+    is_bad = name in _NEXT and value != "0"
+    return f'<div class="bad"><a href="#{name}">{shown}</a></div>' if is_bad else f"<div>{shown}</div>"
+
+
+def _with_next(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    after = f"<p>Next: <code>{_NEXT[name]}</code></p>" if rows else ""
+    return table(rows, f"nothing was {name}") + after
+
+
+def _finding(what: str, is_well: bool, detail: str) -> str:
+    shown = re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(detail)))
+    return f'<p class="{"well" if is_well else "look"}"><b>{"ok" if is_well else "LOOK"}</b> {what}: {shown}</p>'
 
 
 def _key(names: Iterable[str]) -> str:
@@ -114,8 +142,12 @@ def _cell(name: str, value: object) -> str:
     return f"<code>{text}</code>" if name in (_COMMAND, "transaction_id") else text
 
 
-def _time(ms: int) -> str:
-    return f"{as_datetime(ms):%m-%d %H:%M}"
+def _times(since: int, now: int) -> list[str]:
+    """Labels of the time axis: its ends with date and time, between them what is short and clear."""
+    between = "%H:%M" if now - since <= 2 * DAY_MS else "%m-%d"
+    places = [as_datetime(since + (now - since) * number // (_LABELS - 1)) for number in range(_LABELS)]
+    ends = [f"{place:%m-%d %H:%M}" for place in (places[0], places[-1])]
+    return [ends[0], *(f"{place:{between}}" for place in places[1:-1]), ends[1]]
 
 
 def _length(ms: int) -> str:
