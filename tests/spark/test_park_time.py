@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 
 from commitlake.coordinator import round as rounds
+from commitlake.coordinator.coordination import events
 from commitlake.coordinator.coordination.input_rows import op_rows
 from commitlake.coordinator.landing import query
 from commitlake.coordinator.recovery import rebuild
@@ -18,6 +19,7 @@ from commitlake.protocol.encoding import Position
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TableName, Warehouse
 from commitlake.tables.schemas import TABLES
+from commitlake.throttled import Throttle
 
 _PARK_S = 20
 
@@ -95,6 +97,21 @@ def test_a_part_refused_when_all_had_ended_keeps_it_from_being_resumed(lake: Lak
     lake.run(spark)
     assert ends(lake, first) == [("DISCARDED", "CHECK_MAX")]
     assert lake.rejected()[resume]["reason"] == "NOT_DISCARDED"
+
+
+def test_the_log_warns_of_discards_with_the_command_that_names_them(
+    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(events, "_DISCARDS", Throttle())
+    lake.op("COMMIT", "done", lake.half("done"))
+    lake.run(spark, transaction_check_max=0)
+    assert [each for each in caplog.messages if "discarded" in each] == []
+    for name in ("t", "u", "later"):
+        lake.half(name)
+        if name != "t":
+            lake.run(spark, transaction_check_max=0, transaction_timeout="0s")
+    (told,) = (each for each in caplog.messages if "discarded" in each)
+    assert told.startswith("2 half messages discarded just now, and kept: `commitlake tx list --state DISCARDED` says")
 
 
 def an_op(check_id: str, listed: int) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import reduce
 from operator import xor
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from commitlake.config.terminal import counted
 from commitlake.coordinator.coordination.input_table import SegmentKey
 from commitlake.coordinator.counters import Counters, Labels
 from commitlake.errors import DoubledError
@@ -17,7 +19,11 @@ from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
 from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.tables.spans import Span, joined
+from commitlake.throttled import Throttle
 
+log = logging.getLogger(__name__)
+
+_DISCARDS = Throttle()
 _OF_SEGMENT = (Event.DECIDED, Event.DELIVERY, Event.CHECK, Event.NEXT_DUE)
 """Events whose offset lies in their segment; others may be about any record."""
 
@@ -142,12 +148,19 @@ class Timers:
 
 
 def count(counters: Counters, events: Events) -> None:
-    """Counts the events of a batch that is complete, for metrics."""
+    """Counts the events of a batch that is complete, for metrics, and warns of discards: nobody may look at those."""
     for row in events.summary:
         told = _told(row)
         if told is not None:
             name, label = told
             counters.add(name, {label: row["n"]})
+    discarded = events.count_discarded()
+    if discarded and _DISCARDS.is_due():
+        log.warning(
+            "%s discarded just now, and kept: `commitlake tx list --state DISCARDED` says whose and why; "
+            "the next warning comes in a minute or later",
+            counted(discarded, "half message"),
+        )
 
 
 def _told(row: Row) -> tuple[str, Labels] | None:
