@@ -24,7 +24,8 @@ OPENTELEMETRY = ["opentelemetry-api>=1.30,<2"]
 # Topics as Iceberg tables. It writes snapshots by parts of pyiceberg that a minor version may change.
 ICEBERG = [*CONSUMER, "pyiceberg[sql-sqlite]>=0.12,<0.13"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
-NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "matplotlib>=3.9"]
+# What the notebooks use, and what opens them.
+NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "jupyterlab>=4.4", "matplotlib>=3.9"]
 # The documents as a site.
 DOCS = ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"]
 DEV = [
