@@ -1,11 +1,12 @@
-"""The README, word for word: its coordinator runs, its snippets send to it and read from it, its commands answer.
+"""The README, word for word: its coordinator runs, its snippets send to it and read from it.
 
-Only the port is another one, and `python` is that of the tests. The demo and the test runner are commands of the
-README too; the first has a test of its own, the second is what runs this.
+So do snippets of pages that the README leads to. Only the port is another one, and `python` is that of the tests. The
+demo and the test runner are commands of the README too; the first has a test of its own, the second is what runs this.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -27,6 +28,11 @@ COMMANDS = [
     shlex.split(line, comments=True) for kind, text in BLOCKS if kind == "bash" for line in text.strip().splitlines()
 ]
 SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
+PAGES = ("from-rocketmq.md", "how-to/send.md", "how-to/read-topics.md")
+MORE = [
+    each for page in PAGES for each in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+]
+LEDGER = ["./spark-submit.sh", "ledger", "--conf", "conf/local.yaml", "--summary"]
 PORT = "19092"
 TOPICS = ("orders", "points", "news")
 
@@ -68,7 +74,7 @@ class Readme:
 
     def python(self, *holding: str) -> str:
         """Run the snippets that hold each a text, one after the other, in the reader's directory."""
-        snippet = "\n".join(next(text for text in SNIPPETS if each in text) for each in holding)
+        snippet = "\n".join(next(text for text in [*SNIPPETS, *MORE] if each in text) for each in holding)
         done = subprocess.run(
             [sys.executable, "-c", snippet.replace(PORT, self.port)],
             cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=240, check=False,
@@ -93,11 +99,10 @@ class Readme:
         assert running.returncode == 0, seen
         return seen
 
-    def command(self, name: str) -> str:
-        """Run the command that has a word."""
-        (command,) = [command for command in COMMANDS if name in command]
+    def command(self, words: list[str]) -> str:
+        """Run a command, and return its output."""
         done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=240, check=False
+            words, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -129,7 +134,9 @@ def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None
     readme.python('Producer("shop"')
     wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 1, 3])
 
-    assert "two espressos" in readme.python("readStream")
+    assert "two espressos" in readme.python("commitlake.session")
+    listed = readme.command([".venv/bin/commitlake", "tx", "list", "--conf", "conf/local.yaml", "--json"])
+    assert {json.loads(line)["state"] for line in listed.splitlines()} == {"COMMITTED", "ROLLED_BACK"}
 
     wait_until_equal(lambda: count(readme.place / "warehouse", "deliveries"), 1)  # of the message that was recalled
     counts = summary(readme)
@@ -138,7 +145,7 @@ def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None
 
 def summary(readme: Readme) -> dict[str, str]:
     """What the ledger command says of the topic `news`."""
-    lines = [line.split() for line in readme.command("--summary").splitlines()]
+    lines = [line.split() for line in readme.command(LEDGER).splitlines()]
     header = next(line for line in lines if line[:1] == ["topic"])
     return dict(zip(header, next(line for line in lines if line[:1] == ["news"]), strict=True))
 
@@ -149,15 +156,16 @@ def test_every_command_and_snippet_of_the_readme_is_run() -> None:
         ["./spark-submit.sh"],
         ["tests/run.sh"],
         ["./spark-submit.sh", "run", "--conf", "conf/local.yaml", "--set", f"kafka.embedded_port={PORT}"],
-        ["./spark-submit.sh", "ledger", "--conf", "conf/local.yaml", "--summary"],
     ]
     assert commands == COMMANDS
-    assert len(SNIPPETS) == 5
+    assert len(SNIPPETS) == 2
+    assert "`.venv/bin/commitlake tx list --conf conf/local.yaml`" in README
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith('tests/run.sh"')
 
 
 @pytest.mark.short
-def test_a_producer_takes_15_lines_and_a_consumer_5() -> None:
+def test_a_producer_is_on_the_first_screen_and_takes_12_lines_and_a_consumer_5() -> None:
     lengths = [len([line for line in text.splitlines() if line.strip()]) for text in SNIPPETS]
-    assert lengths[0] <= 15
-    assert max(lengths[1:3]) <= 5
+    assert lengths[0] <= 12 and lengths[1] <= 5
+    assert README.splitlines().index("```python") < 6
+    assert len(README.split()) <= 900

@@ -153,10 +153,11 @@ def failing(example: str) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_an_order_that_the_readme_sends_twice_is_told_once(
+def test_an_order_that_the_documents_send_twice_is_told_once(
     fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    pages = (ROOT / "README.md", ROOT / "docs" / "from-rocketmq.md")
+    snippets = [each for page in pages for each in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
     by_row = next(text for text in snippets if "DatabaseListener" in text)
     by_listener = next(text for text in snippets if "class Orders" in text)
     monkeypatch.chdir(tmp_path)
