@@ -3,7 +3,7 @@
 # MAGIC # CommitLake: the ledger in SQL
 # MAGIC
 # MAGIC What became of transactions. Each question is a query over tables, and needs no running coordinator and no classic
-# MAGIC cluster. As a script: `READ_WAREHOUSE=... .venv/bin/python notebooks/ledger.py`.
+# MAGIC cluster. As a script: `.venv/bin/python notebooks/ledger.py`, of ./warehouse or `READ_WAREHOUSE`.
 
 # COMMAND ----------
 
@@ -30,7 +30,7 @@ def show(rows) -> None:
 
 
 spark = commitlake.session()
-warehouse = parameter("warehouse", "schema:main.commitlake")
+warehouse = parameter("warehouse", "schema:main.commitlake" if "dbutils" in globals() else "./warehouse")
 names = ("transactions", "discarded", "rejected")
 tables = {name: commitlake.read_table(spark, {"warehouse": warehouse}, name) for name in names}
 

@@ -3,7 +3,7 @@
 # MAGIC # CommitLake: operations
 # MAGIC
 # MAGIC Whether a coordinator runs and keeps up, and whether all tables agree. Nothing here needs a classic cluster. As a script:
-# MAGIC `READ_WAREHOUSE=... .venv/bin/python notebooks/operations.py`.
+# MAGIC `.venv/bin/python notebooks/operations.py`, of ./warehouse or `READ_WAREHOUSE`.
 
 # COMMAND ----------
 
@@ -30,7 +30,7 @@ def show(rows) -> None:
 
 
 spark = commitlake.session()
-warehouse = parameter("warehouse", "schema:main.commitlake")
+warehouse = parameter("warehouse", "schema:main.commitlake" if "dbutils" in globals() else "./warehouse")
 names = ("epochs", "batches", "half", "checks", "maintenance")
 tables = {name: commitlake.read_table(spark, {"warehouse": warehouse}, name) for name in names}
 

@@ -3,7 +3,7 @@
 # MAGIC # CommitLake: read what was committed
 # MAGIC
 # MAGIC Topic tables are plain Delta tables: a batch, a stream, several topics at one point. Nothing here needs the coordinator
-# MAGIC or a classic cluster. As a script: `READ_WAREHOUSE=... .venv/bin/python notebooks/reading.py`.
+# MAGIC or a classic cluster. As a script: `.venv/bin/python notebooks/reading.py`, of ./warehouse or `READ_WAREHOUSE`.
 
 # COMMAND ----------
 
@@ -30,7 +30,7 @@ def show(rows) -> None:
 
 
 spark = commitlake.session()
-conf = {"warehouse": parameter("warehouse", "schema:main.commitlake")}
+conf = {"warehouse": parameter("warehouse", "schema:main.commitlake" if "dbutils" in globals() else "./warehouse")}
 topic = parameter("topic", "orders")
 
 # COMMAND ----------
@@ -66,8 +66,8 @@ show(rows.orderBy("batch_id", "source_queue", "source_offset").limit(20))
 
 # MAGIC %md
 # MAGIC ## A stream
-# MAGIC Each row comes once. Tables only grow, so no option about changed rows is needed. Here it takes what is there and ends;
-# MAGIC without the trigger it goes on.
+# MAGIC Each row comes once. Rows that go by age, or are erased, do not disturb it. Here it takes what is there and ends; without
+# MAGIC the trigger it goes on.
 
 # COMMAND ----------
 
