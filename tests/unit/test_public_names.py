@@ -48,6 +48,20 @@ except commitlake.UncertainSendError as error:
     print(error.reason)
 
 
+class Shop(commitlake.TransactionalProducer):
+    def sell(self, book: str) -> commitlake.LocalTransactionState:
+        try:
+            return self.send_message_in_transaction(Message("orders", book)).local_transaction_state
+        except commitlake.FailedSend:
+            return commitlake.ROLLBACK
+
+
+with Shop.from_conf({"kafka.bootstrap_servers": "kafka:9092"}, "orders", Orders(), send_msg_timeout="5s") as shop:
+    shop.sell("a book")
+    former: commitlake.DefaultMQProducer = shop
+    shop.sel("a book")  # mistake: misspelt
+
+
 class AsyncOrders:
     async def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
         return LocalTransactionState.COMMIT_MESSAGE
@@ -62,7 +76,7 @@ async def serve() -> None:
 """
 
 
-def test_strict_types_find_each_of_three_mistakes_in_a_users_program_and_nothing_else(tmp_path: Path) -> None:
+def test_strict_types_find_each_mistake_in_a_users_program_and_nothing_else(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(EXAMPLE)
     # A package that is installed is read for its types, and not itself checked.
