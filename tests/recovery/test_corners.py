@@ -18,7 +18,6 @@ from tests.support.polling import WAIT_S, patience, wait_for
 from commitlake import config
 from commitlake.coordinator.coordination import input_table
 from commitlake.coordinator.coordination.events import Events, Timers
-from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.landing import positions, query
@@ -31,7 +30,6 @@ from commitlake.coordinator.scheduler import Scheduler
 from commitlake.errors import NoTableError, WarehouseError
 from commitlake.protocol.clock import BrokerClock, now_ms
 from commitlake.protocol.statemachine.rows import ABSENT
-from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse
 
 DAY = {"TIMER_DELAY_SEC": "86400"}
@@ -204,7 +202,7 @@ def test_files_of_dropped_input_rows_are_deleted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_table, "_PART", 5)
-    table = InputTable(spark, str(tmp_path / "inputs"), BrokerClock(), of_rows(spark, [], INPUT_SCHEMA))
+    table = InputTable(spark, str(tmp_path / "inputs"), BrokerClock())
     rows = table.ticks([SegmentKey(0, 0, 0)]).localCheckpoint()
     for _ in range(25):
         table.append(rows, ABSENT)

@@ -23,7 +23,6 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
 from commitlake.errors import FencedError, WarehouseError
 from commitlake.protocol.clock import BrokerClock
@@ -245,7 +244,7 @@ def test_input_rows_are_the_same_each_way(
     if not is_direct:
         monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
     place = str(tmp_path / "input")
-    table = InputTable(spark, place, BrokerClock(), of_rows(spark, [], INPUT_SCHEMA))
+    table = InputTable(spark, place, BrokerClock())
     assert (table._direct is not None) == is_direct
     for _ in range(3):
         table.append(table.ticks([SegmentKey(0, 1, 2)]), 5, few=few)

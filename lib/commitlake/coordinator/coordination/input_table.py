@@ -1,15 +1,15 @@
 """The table that coordination reads: a scratch table of the run, to which all input of the state machine is appended.
 
-The input is the rows that were open at the start (the first commit), the rows of each landing, the requeued rows of a
+The input is the rows that were open at the start (the first rows), the rows of each landing, the requeued rows of a
 batch, and ticks. With one Delta source instead of one for each table, a landing is one batch, and compaction of `half`
 and `op` does not concern the stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +28,7 @@ from commitlake.protocol.states import Kind
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import of_rows, to_arrow
 from commitlake.tables import commits, direct_append
+from commitlake.tables.creation import create_at_path
 from commitlake.tables.schemas import TableLayout
 
 _ALL_NEW = {"maxFilesPerTrigger": str(1 << 30), "ignoreDeletes": "true"}
@@ -41,7 +42,7 @@ _TIMES = ("landed", "now")
 
 
 class _Layout(TableLayout):
-    """A layout without statistics. The table's first append sets the properties."""
+    """A layout without statistics."""
 
     def properties(self) -> dict[str, str]:
         return {
@@ -71,15 +72,20 @@ class InputTable:
         spark: the coordinator's session.
         path: a directory or URI of its own.
         clock: Kafka's time; its time at the append of rows is the time of their batch.
-        opened: the rows that are open at the start, of `INPUT_SCHEMA`.
     """
 
-    def __init__(self, spark: SparkSession, path: str, clock: BrokerClock, opened: DataFrame) -> None:
+    def __init__(self, spark: SparkSession, path: str, clock: BrokerClock) -> None:
         self.spark, self._path, self._clock = spark, path, clock
         self._files, self._direct = FileSystem(spark, path), direct_append.found(spark, path)
-        self._appended = 0
+        self._appended = 1  # the rows that are open at the start
         self._lock = Lock()
-        self._write(opened, ABSENT, few=False, properties=_LAYOUT.properties())
+        create_at_path(spark, path, _LAYOUT)
+
+    def open(self, rows: DataFrame) -> Self:
+        """Appends the rows that are open at the start, of `INPUT_SCHEMA` and of any session."""
+        with self._lock:
+            self._by_delta(self._own(rows, ABSENT))
+        return self
 
     def append(self, rows: DataFrame, watermark: int, *, few: bool = False) -> None:
         """Appends rows of `INPUT_SCHEMA`.
@@ -129,19 +135,22 @@ class InputTable:
         if part > 1:
             self._files.delete(f"part={part - 2}")
 
-    def _write(
-        self, rows: DataFrame, watermark: int, *, few: bool, properties: Mapping[str, str] | None = None
-    ) -> None:
+    def _write(self, rows: DataFrame, watermark: int, *, few: bool) -> None:
         with self._lock:
-            part, self._appended = self._appended // _PART, self._appended + 1
+            own = self._own(rows, watermark)
+            self._appended += 1
+            if self._direct is None:
+                self._by_delta(own)
+            elif not (few and self._direct.append_few(to_arrow(own), self._path, _LAYOUT, None)):
+                self._direct.append(own, self._path, None)
+
+    def _by_delta(self, own: DataFrame) -> None:
+        own.write.format("delta").partitionBy(*_LAYOUT.partition_by).mode("append").save(self._path)
+
+    def _own(self, rows: DataFrame, watermark: int) -> DataFrame:
         times = zip(_TIMES, (watermark, self._clock.now_ms()), strict=True)
-        own = rows.select(
+        return rows.select(
             *INPUT_SCHEMA.names,
             *[F.lit(time).cast("bigint").alias(name) for name, time in times],
-            F.lit(part).alias("part"),
+            F.lit(self._appended // _PART).alias("part"),
         )
-        if self._direct is None or properties:
-            writer = own.write.format("delta").partitionBy(*_LAYOUT.partition_by).mode("append")
-            writer.options(**(properties or {})).save(self._path)
-        elif not (few and self._direct.append_few(to_arrow(own), self._path, _LAYOUT, None)):
-            self._direct.append(own, self._path, None)

@@ -9,13 +9,11 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame
 
 from commitlake.config import Config
-from commitlake.coordinator.coordination.input_rows import INPUT_SCHEMA
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition, PartialLanding
 from commitlake.coordinator.recovery import complete_batch, rebuild, snapshot
 from commitlake.protocol.clock import BrokerClock
-from commitlake.spark.frames import of_rows
 from commitlake.tables import Warehouse, topic_table
 
 
@@ -35,7 +33,7 @@ class Recovered(NamedTuple):
 
 def of_new_warehouse(warehouse: Warehouse, place: str, clock: BrokerClock) -> Recovered:
     """The result for a new warehouse, in which there is nothing to read."""
-    return Recovered(InputTable(warehouse.spark, place, clock, of_rows(warehouse.spark, [], INPUT_SCHEMA)), -1, None)
+    return Recovered(InputTable(warehouse.spark, place, clock), -1, None)
 
 
 def recover(
@@ -51,11 +49,12 @@ def recover(
     The inputs are a table at `place`. The position has an entry for each partition.
     """
     tables = [*positions.LANDED, *map(topic_table, topics)]
-    with ThreadPoolExecutor(3) as pool:
-        inputs = pool.submit(lambda: InputTable(warehouse.spark, place, clock, open_rows(warehouse, config, position)))
+    with ThreadPoolExecutor(4) as pool:
+        inputs = pool.submit(InputTable, warehouse.spark, place, clock)
+        opened = pool.submit(open_rows, warehouse, config, position)
         uncommitted = pool.submit(positions.uncommitted, warehouse, position, tables)
         last = pool.submit(_complete_batch, warehouse, config, clock, position.landing_id)
-        return Recovered(inputs.result(), last.result(), uncommitted.result())
+        return Recovered(inputs.result().open(opened.result()), last.result(), uncommitted.result())
 
 
 def _complete_batch(warehouse: Warehouse, config: Config, clock: BrokerClock, landing_id: int) -> int:
