@@ -81,9 +81,9 @@ def hdfs(place: Path) -> Iterator[str]:
     for webapp in ("hdfs", "datanode"):
         (conf / "webapps" / webapp / "WEB-INF").mkdir(parents=True)
         (conf / "webapps" / webapp / "WEB-INF" / "web.xml").write_text("<web-app/>")
-    _write_site(conf / "core-site.xml", {"fs.defaultFS": address})
+    write_site(conf / "core-site.xml", {"fs.defaultFS": address})
     own = {"dfs.namenode.name.dir": f"file://{place}/name", "dfs.datanode.data.dir": f"file://{place}/data"}
-    _write_site(conf / "hdfs-site.xml", _SITE | own)
+    write_site(conf / "hdfs-site.xml", _SITE | own)
     class_path = os.pathsep.join([str(conf), *runtime.jars(HADOOP)])
     name_node = "org.apache.hadoop.hdfs.server.namenode.NameNode"
     formatted = [runtime.java(), "-cp", class_path, name_node, "-format", "-nonInteractive"]
@@ -98,7 +98,8 @@ def hdfs(place: Path) -> Iterator[str]:
         yield address
 
 
-def _write_site(file: Path, properties: dict[str, str]) -> None:
+def write_site(file: Path, properties: dict[str, str]) -> None:
+    """Writes a file of Hadoop's configuration."""
     lines = [f"<property><name>{name}</name><value>{value}</value></property>" for name, value in properties.items()]
     file.write_text(f"<configuration>{''.join(lines)}</configuration>")
 

@@ -418,16 +418,24 @@ def test_delta_and_connector_are_those_of_the_spark_that_is_used(
     assert f"spark-sql-kafka-0-10_2.13:{version[:3]}" in runtime.packages()[1]
 
 
-def test_executors_get_the_packages_of_the_driver_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_gets_packages_and_what_they_require_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(executors, "_SHIPPED", ("pytz", "a-package-that-is-not-there"))
-    made = executors.archive()
+    wanted = ("python-dateutil", "a-package-that-is-not-there", "pyspark")
+    made = executors.archive(wanted)
     with tarfile.open(made) as packed:
-        assert "pytz/__init__.py" in packed.getnames()
+        names = packed.getnames()
+    assert "dateutil/__init__.py" in names
+    assert not any(name.startswith("pyspark/") for name in names)
     written = made.stat().st_mtime_ns
-    assert executors.archive() == made
+    assert executors.archive(wanted) == made
     assert made.stat().st_mtime_ns == written
-    assert executors.settings()["spark.archives"] == f"{made}#{executors.DIRECTORY}"
+    assert executors.settings(wanted)["spark.archives"] == f"{made}#{executors.DIRECTORY}"
+
+
+def test_a_driver_on_the_cluster_gets_what_commitlake_requires() -> None:
+    found = {each.name.lower().replace("_", "-") for each in executors._with_required(executors.of_driver())}
+    assert {"delta-spark", "kafka-python", "numpy", "pyyaml", "typer", "psycopg-binary"} <= found
+    assert {"pyspark", "py4j", "pytest", "mypy"} & found == set()
 
 
 def test_what_executors_import_needs_neither_delta_nor_a_kafka_client() -> None:

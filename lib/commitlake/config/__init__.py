@@ -10,6 +10,7 @@ from commitlake.config.config import (
     Conf,
     Config,
     from_mapping,
+    given_values,
     load,
     of,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "TopicsConfig",
     "TransactionConfig",
     "from_mapping",
+    "given_values",
     "load",
     "of",
 ]

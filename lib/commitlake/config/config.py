@@ -160,11 +160,18 @@ def load(
     Raises:
         ConfigError: the file is not readable, a key is unknown or a value is not allowed.
     """
+    return _build(given_values(path, overrides, environ))
+
+
+def given_values(
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """The values that `load` reads, by their keys' dotted names, as they were given: secrets are references."""
     values: dict[str, object] = {}
     _override(values, _flatten(_read_file(path)).items() if path else ())
     _override(values, _from_environment(os.environ if environ is None else environ).items())
     _override(values, [_split(override) for override in overrides])
-    return _build(values)
+    return values
 
 
 def from_mapping(values: Mapping[str, object]) -> Config:

@@ -1,8 +1,9 @@
 """The Python of executors: the versions that they have, and the packages that are shipped to them.
 
-Executors need CommitLake, numpy, pandas and pyarrow, in the driver's versions. CommitLake is shipped as a zip. The
-others hold compiled libraries, which Python does not import from a zip, so they are shipped as an archive that Spark
-unpacks beside each executor. It holds no interpreter: that of a virtual environment is a link to the driver's disk.
+Executors need CommitLake, numpy, pandas and pyarrow, in the driver's versions; a driver on the cluster needs more.
+CommitLake is shipped as a zip. The others hold compiled libraries, which Python does not import from a zip, so they are
+shipped as an archive that Spark unpacks beside each process. It holds no interpreter: that of a virtual environment is
+a link to the driver's disk.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import socket
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +30,7 @@ from commitlake.spark import runtime
 log = logging.getLogger(__name__)
 
 _MODULES = ("commitlake", "numpy", "pandas", "pyarrow")
-_SHIPPED = ("numpy", "pandas", "pyarrow", "python-dateutil", "pytz", "six", "tzdata")
+_OF_SPARK = ("pyspark", "py4j")
 _LEFT_OUT = ("pandas/tests/", "pyarrow/tests/", "pyarrow/include/", "pyarrow/src/")
 """Half of the files, and never imported."""
 _STATE_MACHINE = "commitlake.coordinator.coordination.state"
@@ -78,25 +81,38 @@ def look_around(spark: SparkSession) -> set[Look]:
     return set(spark.sparkContext.parallelize(range(cores), cores).map(lambda _: look()).collect())
 
 
-def settings() -> dict[str, str]:
-    """Settings of Spark that ship the packages, and name the interpreter: one of the driver's version on the PATH."""
+def settings(packages: Iterable[str] = ("numpy", "pandas", "pyarrow")) -> dict[str, str]:
+    """Settings of Spark that ship packages, and name the interpreter: one of the driver's version on the PATH."""
     return {
-        "spark.archives": f"{archive()}#{DIRECTORY}",
+        "spark.archives": f"{archive(packages)}#{DIRECTORY}",
         "spark.executorEnv.PYTHONPATH": DIRECTORY,
         "spark.pyspark.python": f"python{sys.version_info[0]}.{sys.version_info[1]}",
     }
 
 
-def archive() -> Path:
-    """The archive of the packages that this process has, in the user's cache; made once for each set of versions.
+def of_driver() -> list[str]:
+    """What a driver imports: the requirements of CommitLake's extra `all`.
+
+    Raises:
+        SetupError: CommitLake is on the path only, and not installed.
+    """
+    try:
+        return _required(metadata.distribution("commitlake"), {"all"})
+    except metadata.PackageNotFoundError as error:
+        msg = "commitlake is not installed here, so its packages are not known; start from ./spark-submit.sh"
+        raise SetupError(msg) from error
+
+
+def archive(packages: Iterable[str]) -> Path:
+    """The archive of packages and of all that they require, in the user's cache; made once for each set of versions.
 
     Raises:
         SetupError: it cannot be written.
     """
-    found = list(_distributions())
+    found = _with_required(packages)
     made = runtime.cached_file("packages-{}.tar.gz", sys.version, *(f"{each.name}=={each.version}" for each in found))
     if not made.exists():
-        log.info("packing %s for executors", ", ".join(each.name for each in found))
+        log.info("packing %s for the cluster", ", ".join(each.name for each in found))
         part = made.with_suffix(f".{os.getpid()}")
         try:
             _pack(found, part)
@@ -107,12 +123,23 @@ def archive() -> Path:
     return made
 
 
-def _distributions() -> Iterator[metadata.Distribution]:
-    for name in _SHIPPED:
-        try:
-            yield metadata.distribution(name)
-        except metadata.PackageNotFoundError:  # a version of pandas that does not need it
-            continue
+def _with_required(packages: Iterable[str]) -> list[metadata.Distribution]:
+    found: dict[str, metadata.Distribution] = {}
+    left = list(packages)
+    while left:
+        name, _, extras = left.pop().lower().replace("_", "-").rstrip("]").partition("[")
+        if name not in found and name not in _OF_SPARK:
+            with suppress(metadata.PackageNotFoundError):  # one for another system or version
+                found[name] = metadata.distribution(name)
+                left += _required(found[name], set(extras.split(",")))
+    return [found[name] for name in sorted(found)]
+
+
+def _required(of: metadata.Distribution, extras: Collection[str]) -> list[str]:
+    """What a distribution requires, as `name` or `name[extra]`."""
+    wanted = re.compile(rf"""extra == ["']({"|".join(map(re.escape, extras))})["']""")
+    lines = [each for each in of.requires or () if "extra ==" not in each or wanted.search(each)]
+    return [re.split(r"[^\w.\-\[\],]", each, maxsplit=1)[0] for each in lines]
 
 
 def _pack(found: list[metadata.Distribution], target: Path) -> None:

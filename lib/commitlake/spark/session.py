@@ -15,7 +15,7 @@ from commitlake.config import Config, object_store
 from commitlake.config.locations import is_local
 from commitlake.config.values import LARGEST_MESSAGE
 from commitlake.errors import SetupError
-from commitlake.spark import class_archive, given, preflight, runtime
+from commitlake.spark import class_archive, cluster_mode, given, preflight, runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -277,15 +277,13 @@ def submit_settings(master: str, short_lived: bool = False, *, avro: bool = Fals
     Raises:
         SetupError: no fitting Java, jars that cannot be resolved, or a machine that lacks something (`preflight`).
     """
-    above = given.settings(given.from_environment())
-    own = LOCAL_SETTINGS if is_one_machine(master) else given.defaults(runtime.spark_home())
-    preflight.check({**own, **above}, is_one_machine=is_one_machine(master))
-    java = runtime.java()
-    log4j = Path(__file__).with_name("log4j2.properties").as_uri()
+    own = LOCAL_SETTINGS | given.settings(given.from_environment()) if is_one_machine(master) else chosen()
+    preflight.check(own, is_one_machine=is_one_machine(master))
+    java, name = runtime.java(), cluster_mode.LOG_SETTINGS
+    here = [f"-Dlog4j2.configurationFile={Path(__file__).with_name(name).as_uri()}", runtime.home()]
     options = [
         _JAVA_OPTIONS,
-        runtime.home(),
-        f"-Dlog4j2.configurationFile={log4j}",
+        *([f"-Dlog4j2.configurationFile={name}"] if is_cluster_mode(master) else here),
         _SHORT_LIVED_OPTIONS if short_lived else "",
     ]
     settings = {**REQUIRED, **TUNING, **STATIC_SETTINGS, **object_store.spark_settings()}
@@ -308,6 +306,16 @@ def local_environment(master: str) -> dict[str, str]:
 def is_one_machine(master: str) -> bool:
     """Whether driver and executors share a machine, with its disks and its loopback addresses."""
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def is_cluster_mode(master: str) -> bool:
+    """Whether the operator wants the driver on the cluster."""
+    return not is_one_machine(master) and chosen().get(cluster_mode.MODE) == "cluster"
+
+
+def chosen() -> dict[str, str]:
+    """The operator's settings: those of `COMMITLAKE_SPARK_ARGS`, above those of Spark's own file."""
+    return {**given.defaults(runtime.spark_home()), **given.settings(given.from_environment())}
 
 
 def jars_of_one_machine() -> list[str]:

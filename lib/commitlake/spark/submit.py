@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from commitlake.errors import SetupError, out_of_memory
-from commitlake.spark import executors, given, log_lines, process, runtime, session
+from commitlake.errors import out_of_memory
+from commitlake.spark import cluster_mode, executors, given, log_lines, process, runtime, session
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KILLED = 128 + signal.SIGKILL
@@ -58,20 +58,25 @@ def launch(
 
     Raises:
         SetupError: no fitting Java or Spark, or jars that cannot be resolved.
+        ConfigError: what the configuration names can't travel to a driver on the cluster.
     """
     settings = session.submit_settings(master, short_lived, avro=avro)  # checks the machine, first of all
     with tempfile.TemporaryDirectory(prefix="commitlake-launch-") as directory:
         place = Path(directory)
         command, environment = runtime.spark_submit()
         command += ["--master", master, "--name", name]
-        words = given.from_environment()
+        words, home = given.from_environment(), runtime.spark_home()
+        is_cluster_mode = session.is_cluster_mode(master)
         if not session.is_one_machine(master):
-            settings |= _shipped(place, {**given.defaults(runtime.spark_home()), **given.settings(words)})
+            more, arguments = _shipped(place, arguments, is_cluster_mode=is_cluster_mode)
+            settings |= more
             environment = _without_own_python(environment)
-        command += [*given.arguments(settings, words, runtime.spark_home()), str(script), *arguments]
+        command += [*given.arguments(settings, words, home), str(script), *arguments]
         if dry_run:
             print(shlex.join(command))
             return 0
+        if is_cluster_mode:
+            return cluster_mode.submit(command, environment)
         return _run(
             command, environment | _own_variables(place, environment) | session.local_environment(master), place
         )
@@ -90,24 +95,15 @@ def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str
     }
 
 
-def _shipped(place: Path, others: Mapping[str, str]) -> dict[str, str]:
-    """Settings that give executors this package, and the others that they need unless a Python is named for them.
-
-    Raises:
-        SetupError: the driver is to run on the cluster, and no Python is named that has all it needs.
-    """
-    settings = {"spark.submit.pyFiles": str(_zipped(place))}
-    is_named = "spark.pyspark.python" in others or "PYSPARK_PYTHON" in os.environ
-    if others.get("spark.submit.deployMode") == "cluster":
-        if not is_named:
-            msg = (
-                "with --deploy-mode cluster the driver runs on the cluster too; name a Python there that has "
-                "commitlake[all], with --conf spark.pyspark.python=..., or use the deploy mode client"
-            )
-            raise SetupError(msg)
-        return settings
-    settings["spark.pyspark.driver.python"] = sys.executable
-    return settings if is_named else settings | executors.settings()
+def _shipped(place: Path, arguments: Sequence[str], *, is_cluster_mode: bool) -> tuple[dict[str, str], Sequence[str]]:
+    """Settings that give the cluster this package, and the others unless a Python is named that has them."""
+    zipped = {"spark.submit.pyFiles": str(_zipped(place))}
+    is_python_named = "spark.pyspark.python" in session.chosen() or "PYSPARK_PYTHON" in os.environ
+    if is_cluster_mode:
+        more, arguments = cluster_mode.settings(place, arguments, is_python_named=is_python_named)
+        return zipped | more, arguments
+    own = {} if is_python_named else executors.settings()
+    return {**zipped, "spark.pyspark.driver.python": sys.executable, **own}, arguments
 
 
 def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from commitlake.errors import FencedError, SetupError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.reading.questions import liveness
-from commitlake.spark import cluster, process, session
+from commitlake.spark import cluster, cluster_mode, process, session
 from commitlake.tables import Warehouse
 from commitlake.tools import erase as erasing
 from commitlake.tools.audit import admin, ledger
@@ -42,7 +42,7 @@ def run(settings: Config, *, available_now: bool = False, standby: bool = False)
     process.PROGRESS.info("Java runs; starting Spark")
     spark = session.build(settings, app_name="commitlake-run")
     try:
-        with _started(spark, settings, available_now, standby) as coordinator:
+        with _started(spark, settings, available_now, standby or cluster_mode.is_later_attempt()) as coordinator:
             if not available_now:
                 _serve(coordinator)
     finally:

@@ -1,0 +1,158 @@
+"""Cluster mode: what travels to a driver on the cluster, and what must not."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from commitlake.errors import ConfigError, SetupError
+from commitlake.spark import cluster_mode, executors, submit
+
+SCRIPT = Path(__file__)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The launcher's directory; the working directory is another, with a configuration."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (here / "lake.yaml").write_text("kafka:\n  bootstrap_servers: k:9092\n")
+    travels = tmp_path / "travels"
+    travels.mkdir()
+    return travels
+
+
+def settings(place: Path, *arguments: str) -> tuple[dict[str, str], list[str]]:
+    return cluster_mode.settings(place, arguments, is_python_named=True)
+
+
+def travelled(place: Path) -> dict[str, object]:
+    read = yaml.safe_load((place / "commitlake.yaml").read_text())
+    assert isinstance(read, dict)
+    return read
+
+
+def test_file_environment_and_sets_become_one_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMITLAKE__KAFKA__QUEUES", "3")
+    own, words = settings(place, "run", "--conf=lake.yaml", "--set=warehouse=hdfs://n/lake", "--standby")
+    assert words == ["run", "--conf=commitlake.yaml", "--standby"]
+    found = travelled(place)
+    assert (found["kafka.bootstrap_servers"], found["kafka.queues"]) == ("k:9092", "3")
+    assert found["warehouse"] == "hdfs://n/lake"
+    assert str(place / "commitlake.yaml") in own["spark.files"].split(",")
+
+
+def test_a_relative_place_is_that_of_the_launchers_directory(place: Path) -> None:
+    settings(place, "run", "--set=warehouse=lake")
+    assert travelled(place)["warehouse"] == str(Path("lake").absolute())
+
+
+def test_a_secrets_file_travels_with_the_configuration(place: Path) -> None:
+    Path("pw").write_text("geheim")
+    own, _ = settings(place, "run", "--set=kafka.options.ssl.key.password=file:pw")
+    copy = place / "secret-0"
+    assert travelled(place)["kafka.options"] == {"ssl.key.password": "file:secret-0"}
+    assert (copy.read_text(), copy.stat().st_mode & 0o777) == ("geheim", 0o600)
+    assert str(copy) in own["spark.files"].split(",")
+    assert "geheim" not in str(own) + (place / "commitlake.yaml").read_text()
+
+
+def test_a_secrets_file_of_the_clusters_machines_is_named_as_it_was(place: Path) -> None:
+    settings(place, "run", "--set=kafka.options.ssl.key.password=file:/not/here")
+    assert travelled(place)["kafka.options"] == {"ssl.key.password": "file:/not/here"}
+
+
+def test_a_secret_in_a_variable_is_refused_with_the_way_that_is_clean(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAAS", "geheim")
+    with pytest.raises(ConfigError, match=r"kafka.options.sasl.jaas.config: env:JAAS .*file:/path") as error:
+        settings(place, "run", "--set=kafka.options.sasl.jaas.config=env:JAAS")
+    assert "geheim" not in str(error.value)
+
+
+def test_a_secret_in_a_rule_is_refused_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW", "geheim")
+    rule = "checks:\n  shop: {database: 'postgresql://u@h/d', password: 'env:PW'}\n"
+    Path("rule.yaml").write_text(rule)
+    with pytest.raises(ConfigError, match=r"checks.shop.password: env:PW"):
+        settings(place, "run", "--conf=rule.yaml")
+
+
+def test_a_mistake_is_told_before_anything_is_submitted(place: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown configuration key wharehouse"):
+        settings(place, "run", "--set=wharehouse=x")
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str = "") -> list[str]:
+    """The words of spark-submit."""
+    monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", f"--deploy-mode cluster {more}")
+    assert submit.launch(SCRIPT, ["run"], name="commitlake-run", master="yarn", dry_run=True) == 0
+    return shlex.split(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("place")
+def test_the_command_needs_nothing_of_this_machine_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(executors, "of_driver", lambda: ["pytz"])
+    monkeypatch.setenv("COMMITLAKE_LOG", "INFO")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(submit.session.runtime, "jars", lambda _: ["/jars/delta.jar"])
+    words = launched(monkeypatch, capsys, "--files /etc/krb5.conf")
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    assert given["spark.submit.deployMode"] == "cluster"
+    assert given["spark.archives"].endswith(f"#{executors.DIRECTORY}")
+    assert given["spark.yarn.appMasterEnv.PYTHONPATH"] == given["spark.executorEnv.PYTHONPATH"] == executors.DIRECTORY
+    assert given["spark.yarn.appMasterEnv.COMMITLAKE_LOG"] == "INFO"
+    assert given["spark.yarn.submit.waitAppCompletion"] == "false"
+    assert "spark.pyspark.driver.python" not in given
+    names = [Path(each).name for each in given["spark.files"].split(",")]
+    assert names == ["commitlake.yaml", "log4j2.properties", "krb5.conf"]
+    options = given["spark.driver.extraJavaOptions"].split()
+    assert "-Dlog4j2.configurationFile=log4j2.properties" in options
+    assert not any(option.startswith("-Duser.home") for option in options)
+
+
+@pytest.mark.usefixtures("place")
+def test_beside_a_named_python_no_package_travels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit.session.runtime, "jars", lambda _: ["/jars/delta.jar"])
+    words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python")
+    assert not any("spark.archives" in word or "PYTHONPATH" in word for word in words)
+
+
+def test_without_hadoops_configuration_nothing_is_tried() -> None:
+    with pytest.raises(SetupError, match="HADOOP_CONF_DIR is not set"):
+        cluster_mode.submit(["false"], {})
+
+
+def test_this_machines_python_stays_at_home(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    there = {"HADOOP_CONF_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": "lib", "PYSPARK_PYTHON": "here"}
+    assert cluster_mode.submit(["env"], there) == 0
+    said = capfd.readouterr().out
+    assert "PYTHONPATH" not in said
+    assert "PYSPARK_PYTHON" not in said
+    assert "yarn logs -applicationId" in said
+
+
+@pytest.mark.parametrize(
+    ("container", "later"),
+    [
+        ("container_1410901177871_0001_01_000001", False),
+        ("container_e17_1410901177871_0001_02_000001", True),
+        ("container_1410901177871_0001_03_000001", True),
+        ("", False),
+    ],
+)
+def test_a_further_attempt_of_an_application_stands_by(
+    monkeypatch: pytest.MonkeyPatch, container: str, later: bool
+) -> None:
+    monkeypatch.setenv("CONTAINER_ID", container)
+    assert cluster_mode.is_later_attempt() is later
