@@ -11,6 +11,7 @@ from typing import Any, Self
 from commitlake.clients.producer.database_transaction import DatabaseTransaction, row_of
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
+from commitlake.clients.producer.record_maker import Proof
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import log_lost
 from commitlake.clients.sql import Sql, homes, not_allowed
@@ -112,8 +113,8 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         self._inner = DatabaseTransaction(self._send_half, self._note, row_of(Sql(connection), self._producer.listener))
         self._is_begun = True
 
-    def _send_half(self, message: Message, first: HalfMessage | None) -> HalfMessage:
-        sending = self._producer.sending(lambda: self._producer.send_half(message, first), message)
+    def _send_half(self, message: Message, first: HalfMessage | None, proof: Proof) -> HalfMessage:
+        sending = self._producer.sending(lambda: self._producer.send_half(message, first, proof), message)
         half: HalfMessage = import_module("sqlalchemy.util").await_only(sending)
         return half
 
