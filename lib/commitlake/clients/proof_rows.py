@@ -20,6 +20,14 @@ from commitlake.protocol.database_row import (
     tries_of,
 )
 
+_OF_INNODB = ("SELECT @@innodb_lock_wait_timeout", "SET innodb_lock_wait_timeout = {}", "1")
+_WAITS = {
+    "postgresql": ("SHOW lock_timeout", "SET LOCAL lock_timeout = '{}'", "1s"),
+    "mysql": _OF_INNODB,
+    "mariadb": _OF_INNODB,
+}
+"""How long a transaction waits for another one: the question, the change, and a second."""
+
 
 class ProofRows:
     """The rows of `commitlake_transactions`, on a connection."""
@@ -85,7 +93,7 @@ class ProofRows:
     def _revoked(self, name: str) -> str | None:
         """Insert a tombstone, unless the row is there; returns the row's state."""
         try:
-            with self._short_wait():
+            with self.short_wait():
                 self.insert(name, REVOKED)
             self.sql.given.commit()
         except self.sql.duplicate:
@@ -94,29 +102,25 @@ class ProofRows:
         return REVOKED
 
     @contextmanager
-    def _short_wait(self) -> Iterator[None]:
-        """Wait for an open local transaction for a second: PostgreSQL would wait for ever, and MySQL for 50 s."""
-        kind = self.sql.dialect[0]
-        if kind == "postgresql":
-            self.sql.change("SET LOCAL lock_timeout = '1s'")
-        before = self.sql.value("SELECT @@innodb_lock_wait_timeout") if kind in ("mysql", "mariadb") else None
-        if before is not None:
-            self.sql.change("SET innodb_lock_wait_timeout = 1")
+    def short_wait(self) -> Iterator[None]:
+        """Wait for an open transaction for a second: PostgreSQL would wait for ever, and MySQL for 50 s."""
+        if (kind := self.sql.dialect[0]) not in _WAITS:
+            yield
+            return
+        question, change, second = _WAITS[kind]
+        before = self.sql.value(question)
+        self.sql.change(change.format(second))
         try:
             yield
         finally:
-            if before is not None:  # the connection goes back into the engine's pool
-                self.sql.change(f"SET innodb_lock_wait_timeout = {int(before)}")
+            with suppress(Exception):  # the driver's, in a transaction of PostgreSQL that has failed: its end resets it
+                self.sql.change(change.format(before))
 
     def create(self) -> None:
         """Make the table, and give the database a name, unless it has one."""
-        try:
-            named = self.state(DATABASE) is not None
-        except Exception:  # the driver's, of a table that is not there
-            self.sql.given.rollback()
+        if not self.sql.has(TABLE):
             self._create_table()
-            named = False
-        if not named:
+        if self.state(DATABASE) is None:
             with suppress(self.sql.duplicate):  # another instance was quicker
                 self.insert(DATABASE, uuid.uuid4().hex)
                 self.sql.given.commit()

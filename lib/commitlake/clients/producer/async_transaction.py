@@ -14,7 +14,7 @@ from commitlake.clients.producer.on_loop import ProducerOnLoop
 from commitlake.clients.producer.record_maker import Proof
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import log_lost
-from commitlake.clients.sql import Sql, homes, not_allowed
+from commitlake.clients.sql import homes, not_allowed, sql_of
 from commitlake.errors import ProducerError
 
 _ALLOWED = "the producer for asyncio takes an AsyncSession or an AsyncConnection of SQLAlchemy"
@@ -110,7 +110,8 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         if self._producer.listener is None:
             msg = "database= needs a listener in asyncio's producer; give it commitlake.DatabaseListener(engine)"
             raise ProducerError(msg)
-        self._inner = DatabaseTransaction(self._send_half, self._note, row_of(Sql(connection), self._producer.listener))
+        row = row_of(sql_of(connection), self._producer.listener)
+        self._inner = DatabaseTransaction(self._send_half, self._note, row)
         self._is_begun = True
 
     def _send_half(self, message: Message, first: HalfMessage | None, proof: Proof) -> HalfMessage:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from commitlake.clients.producer.listener import TransactionListener
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.clients.sql import Sql
+from commitlake.clients.sql import Sql, sql_of
 from commitlake.errors import ProducerError, UndecidedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
@@ -116,8 +116,8 @@ class DatabaseListener(TransactionListener):
     asked again.
 
     Args:
-        connect: makes a connection of sqlite3 for each check, such as `lambda: sqlite3.connect("shop.db")`; or an
-            engine of SQLAlchemy.
+        connect: makes a connection of sqlite3 or psycopg for each check, such as `lambda: sqlite3.connect("shop.db")`;
+            or an engine of SQLAlchemy.
         create: make the table where it is missing; else a migration does.
 
     Raises:
@@ -181,6 +181,6 @@ class DatabaseListener(TransactionListener):
     def _opened(self) -> Iterator[ProofRows]:
         connection = self._connect()
         try:
-            yield ProofRows(Sql(connection))
+            yield ProofRows(sql_of(connection))
         finally:
             connection.close()

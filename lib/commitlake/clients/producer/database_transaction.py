@@ -11,7 +11,7 @@ from commitlake.clients.producer.message import LocalTransactionState, Message, 
 from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import Proof, topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.clients.sql import Sql
+from commitlake.clients.sql import Sql, sql_of
 from commitlake.errors import ArgumentError
 
 log = logging.getLogger(__name__)
@@ -23,12 +23,7 @@ def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
     Raises:
         ArgumentError: `given` can't be used, or nothing would answer its checks.
     """
-    if type(given).__module__.partition(".")[0] == "psycopg":
-        if isinstance(listener, DatabaseListener):
-            msg = "a DatabaseListener answers by rows; give a connection of SQLAlchemy, or leave the listener out"
-            raise ArgumentError(msg)
-        return LocalDatabase(given)
-    sql = Sql(given)
+    sql = sql_of(given)
     if sql.dialect == ("postgresql", "psycopg") and not isinstance(listener, DatabaseListener):
         return LocalDatabase(sql.given)
     return row_of(sql, listener)
