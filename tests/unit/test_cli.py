@@ -45,6 +45,7 @@ QUESTIONS = (
     "iceberg",
     "config",
     "tx",
+    "database",
 )
 LINES = (
     ("run", "--conf", "conf/local.yaml", "--set", "kafka.queues=2", "--set", "delay.max=1d"),
@@ -182,6 +183,10 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
         ("send-again",),
         ("gateway", "--listen"),
         ("iceberg",),
+        ("database", "create"),
+        ("database", "create", "sqlite://", "--print"),
+        ("database", "tidy"),
+        ("database", "tidy", "sqlite://", "--older-than", "long"),
         ("topics", "--explode"),
     ],
     ids=" ".join,

@@ -7,19 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from commitlake.clients.sql import Sql
-from commitlake.errors import ProducerError, UndecidedError
+from commitlake.errors import ArgumentError, ProducerError, UndecidedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     CREATE,
     DATABASE,
+    HANDLING,
     KEPT_MS,
     REVOKED,
     TABLE,
+    TIDY_MS,
     RowName,
+    created_by,
     decision_of,
     tries_of,
 )
 
+_AT_ONCE = 1_000
+"""Rows that one transaction changes, which others may wait for."""
 _OF_INNODB = ("SELECT @@innodb_lock_wait_timeout", "SET innodb_lock_wait_timeout = {}", "1")
 _WAITS = {
     "postgresql": ("SHOW lock_timeout", "SET LOCAL lock_timeout = '{}'", "1s"),
@@ -65,8 +70,7 @@ class ProofRows:
             cause = error
         msg = (
             f"the database has no table {TABLE} with its name: {cause or f'it has no row {DATABASE!r}'}; make it with "
-            f"DatabaseListener(connect, create=True), or with: {CREATE}; INSERT INTO {TABLE} VALUES ('{DATABASE}', "
-            f"'{uuid.uuid4().hex}', 0)"
+            f"DatabaseListener(connect, create=True), with commitlake database create, or with: {created_by()}"
         )
         raise ProducerError(msg) from cause
 
@@ -115,6 +119,28 @@ class ProofRows:
         finally:
             with suppress(Exception):  # the driver's, in a transaction of PostgreSQL that has failed: its end resets it
                 self.sql.change(change.format(before))
+
+    def tidy(self, older_than_ms: int = TIDY_MS) -> int:
+        """Delete rows of this age, but those of consumers' blocks that have not ended; returns how many.
+
+        Raises:
+            ArgumentError: younger ones would go too.
+        """
+        if older_than_ms < TIDY_MS:
+            msg = (
+                "only rows of 31 days or more may go: a check that finds no row rolls back, so without a younger row "
+                "messages of a transaction that has committed would be lost; give 31d or more"
+            )
+            raise ArgumentError(msg)
+        count, old = 0, f"FROM {TABLE} WHERE at < :before AND id <> :own AND state <> '{HANDLING}'"
+        values = {"before": now_ms() - older_than_ms, "own": DATABASE}
+        while name := self.sql.value(f"SELECT min(id) {old}", **values):
+            for _ in range(_AT_ONCE):
+                count += self.sql.change(f"DELETE FROM {TABLE} WHERE id = :id", id=name)
+                if not (name := self.sql.value(f"SELECT min(id) {old}", **values)):
+                    break
+            self.sql.given.commit()
+        return count
 
     def create(self) -> None:
         """Make the table, and give the database a name, unless it has one."""

@@ -15,9 +15,6 @@ from commitlake.errors import ProducerError, UndecidedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     COMMITTED,
-    DATABASE,
-    HANDLING,
-    KEPT_MS,
     NAME,
     REVOKED,
     TABLE,
@@ -26,10 +23,6 @@ from commitlake.protocol.database_row import (
     row_name_of,
     tries_of,
 )
-from commitlake.protocol.durations import DAY_MS
-
-_AT_ONCE = 1_000
-"""Rows that `tidy` deletes in one transaction, which others may wait for."""
 
 
 class LocalRow:
@@ -166,16 +159,7 @@ class DatabaseListener(TransactionListener):
     def tidy(self) -> int:
         """Delete rows that are older than 31 days; returns how many."""
         with self._opened() as rows:
-            count, sql = 0, rows.sql
-            old = f"FROM {TABLE} WHERE at < :before AND id <> :own AND state <> '{HANDLING}'"
-            values = {"before": now_ms() - KEPT_MS - DAY_MS, "own": DATABASE}
-            while name := sql.value(f"SELECT min(id) {old}", **values):
-                for _ in range(_AT_ONCE):
-                    count += sql.change(f"DELETE FROM {TABLE} WHERE id = :id", id=name)
-                    if not (name := sql.value(f"SELECT min(id) {old}", **values)):
-                        break
-                sql.given.commit()
-        return count
+            return rows.tidy()
 
     @contextmanager
     def _opened(self) -> Iterator[ProofRows]:
