@@ -12,14 +12,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from tests.support import mariadb, postgres
 
 from commitlake import CommitLakeError, DatabaseListener, Message
 from commitlake.clients.consumer.once import once
+from commitlake.clients.proof_rows import ProofRows
+from commitlake.clients.sql import sql_of
 from commitlake.errors import ConsumerError
-from commitlake.protocol.database_row import TABLE
+from commitlake.protocol.database_row import COMMITTED, REVOKED, TABLE, RowName
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
 from commitlake.testing.producer import InMemoryProducer
 
@@ -208,6 +211,79 @@ def test_a_listener_may_connect_by_psycopg(shop: Shop) -> None:
             transaction.send(Message("orders", kind))
     shop.lake.advance("15s")
     assert (shop.shown(), shop.lake.pending) == (["psycopg", "session"], [])
+
+
+def decided(engine: Engine, names: list[str]) -> dict[str, str]:
+    """The decisions of a coordinator's rule, by id."""
+    with engine.connect() as connection:
+        rows = ProofRows(sql_of(connection))
+        here = rows.database()
+        connection.rollback()
+        told = rows.decide_all({RowName(here, name): 0 for name in names})
+    return {name.id: why for name, why in told.items() if isinstance(why, str)}
+
+
+def inserted(shop: Shop, *states: tuple[str, str]) -> None:
+    with shop.engine.begin() as connection:
+        for name, state in states:
+            connection.execute(text(f"INSERT INTO {TABLE} VALUES ('{name}', '{state}', 0)"))
+
+
+def test_a_rule_decides_many_at_once_and_waits_a_second_for_what_is_open(shop: Shop) -> None:
+    inserted(shop, ("committed", COMMITTED), ("revoked", REVOKED), ("in its middle", "OPEN 1"))
+    dead = [f"dead {number:04}" for number in range(1_500)]
+    with shop.engine.connect() as connection:
+        connection.execute(text(f"INSERT INTO {TABLE} VALUES ('open', '{COMMITTED}', 0)"))
+        begun = time.monotonic()
+        found = decided(shop.engine, ["committed", "open", "revoked", "in its middle", "x" * 65, *dead])
+        assert time.monotonic() - begun < 20
+        shop.order(connection)
+        connection.commit()
+    rolled_back = dict.fromkeys([*dead, "revoked", "in its middle"], "ROLLBACK")
+    assert found == {"committed": "COMMIT"} | rolled_back
+    assert decided(shop.engine, ["open"]) == {"open": "COMMIT"}
+    assert shop.orders() == ["17"]
+
+
+def test_a_rule_decides_two_thousand_a_second(shop: Shop) -> None:
+    names = [f"{number:06}" for number in range(10_000)]
+    inserted(shop, *((name, COMMITTED) for name in names[::2]))
+    begun = time.monotonic()
+    found = decided(shop.engine, names)
+    took = time.monotonic() - begun
+    print(f"{shop.engine.dialect.name}: {len(names) / took:,.0f} decisions a second")
+    assert found == {name: ("ROLLBACK", "COMMIT")[number % 2 == 0] for number, name in enumerate(names)}
+    assert took < len(names) / 2_000
+
+
+def test_two_rules_and_the_transactions_themselves_agree(shop: Shop) -> None:
+    """Each row is inserted by its transaction and by two that check, in whatever order they come."""
+    names = [f"{number:04}" for number in range(400)]
+
+    def commit(name: str) -> None:
+        with suppress(IntegrityError), shop.engine.begin() as connection:
+            connection.execute(text(f"INSERT INTO {TABLE} VALUES ('{name}', '{COMMITTED}', 0)"))
+            shop.order(connection, name)
+
+    with ThreadPoolExecutor(10) as pool:
+        checks = [pool.submit(decided, shop.engine, names[at::2]) for at in (0, 1) for _ in range(2)]
+        for each in [pool.submit(commit, name) for name in names]:
+            each.result()
+        found = [check.result() for check in checks]
+    orders = set(shop.orders())
+    for told in found:
+        assert all((decision == "COMMIT") == (name in orders) for name, decision in told.items())
+    assert decided(shop.engine, names) == {name: "COMMIT" if name in orders else "ROLLBACK" for name in names}
+
+
+def test_a_replica_answers_nothing(shop: Shop) -> None:
+    if shop.engine.dialect.name != "postgresql":
+        pytest.skip("a replica of PostgreSQL")
+    inserted(shop, ("committed", COMMITTED))
+    with postgres.cluster(f"{shop.engine.url.host}:{shop.engine.url.port}") as replica:
+        engine = create_engine(replica.url().replace("://", "+psycopg://"), poolclass=NullPool)
+        assert decided(engine, ["committed", "absent"]) == {}
+    assert decided(shop.engine, ["committed", "absent"]) == {"committed": "COMMIT", "absent": "ROLLBACK"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -205,11 +205,6 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp
         with pytest.raises(ProducerError, match="use it as `async with`"):
             await begun.send(Message("orders", "a"))
 
-    async def no_listener() -> None:
-        shop.sender._producer._listener = None
-        with pytest.raises(ProducerError, match="needs a listener in asyncio's producer"):
-            await shop.begin().__aenter__()
-
     async def other_listener() -> None:
         shop.sender.set_transaction_listener(type("Own", (), {"check_local_transaction": print})())
         with pytest.raises(ProducerError, match="needs a listener that looks at its rows"):
@@ -222,7 +217,6 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp
 
     shop.serve(other_kinds)
     shop.serve(other_listener)
-    shop.serve(no_listener)
     asyncio.run(autocommit())
     assert shop.kafka.records == []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from commitlake.clients.sql import Sql
@@ -23,8 +25,15 @@ from commitlake.protocol.database_row import (
     tries_of,
 )
 
+_INSERT = f"INSERT INTO {TABLE} (id, state, at) VALUES (:id, :state, :at)"
+_ON_CONFLICT, _ON_DUPLICATE = "ON CONFLICT (id) DO NOTHING", "ON DUPLICATE KEY UPDATE id = id"
+_UNLESS_THERE = {
+    "sqlite": _ON_CONFLICT, "postgresql": _ON_CONFLICT, "mysql": _ON_DUPLICATE, "mariadb": _ON_DUPLICATE
+}  # fmt: skip
+"""For whoever checks. MySQL's INSERT IGNORE would cut an id that is too long, and so take another one."""
 _AT_ONCE = 1_000
 """Rows that one transaction changes, which others may wait for."""
+_PATIENCE_S = 30
 _OF_INNODB = ("SELECT @@innodb_lock_wait_timeout", "SET innodb_lock_wait_timeout = {}", "1")
 _WAITS = {
     "postgresql": ("SHOW lock_timeout", "SET LOCAL lock_timeout = '{}'", "1s"),
@@ -47,9 +56,7 @@ class ProofRows:
 
     def insert(self, name: str, state: str) -> None:
         """Insert a row; raises `Sql.duplicate` when it is there, after a wait for the transaction that has it."""
-        self.sql.change(
-            f"INSERT INTO {TABLE} (id, state, at) VALUES (:id, :state, :at)", id=name, state=state, at=now_ms()
-        )
+        self.sql.change(_INSERT, id=name, state=state, at=now_ms())
 
     def update(self, name: str, before: str, state: str) -> bool:
         """Replace the state of a row, if it is still what it was; returns whether it was."""
@@ -67,7 +74,7 @@ class ProofRows:
             if (found := self.state(DATABASE)) is not None:
                 return found
         except Exception as error:  # the driver's
-            cause = error
+            cause = getattr(error, "orig", None) or error  # SQLAlchemy's has the statement, on lines of its own
         msg = (
             f"the database has no table {TABLE} with its name: {cause or f'it has no row {DATABASE!r}'}; make it with "
             f"DatabaseListener(connect, create=True), with commitlake database create, or with: {created_by()}"
@@ -93,6 +100,60 @@ class ProofRows:
             msg = f"its row has the state {state}; {remedy}"
             raise UndecidedError(msg)
         return decision
+
+    def decide_all(self, asked: Mapping[RowName, int], *, only_looks: bool = False) -> dict[RowName, str | Exception]:
+        """`decide`, for rows with the ages of their messages: decisions, or why there is none.
+
+        Most come from few short transactions. What would take half a minute of waits for open transactions is left
+        out. With `only_looks` no row is changed, and what has no row is left out.
+
+        Raises:
+            ProducerError: there is no table, or no name of the database.
+            Exception: the driver's, when the connection is lost.
+        """
+        here = self.database()
+        self.sql.given.rollback()
+        ids = sorted({name.id for name, age_ms in asked.items() if name.database == here and age_ms <= KEPT_MS})
+        look = self._states if only_looks else self._revoked_all
+        states: dict[str, str] = {}
+        for begin in range(0, len(ids), _AT_ONCE):
+            states |= look(ids[begin : begin + _AT_ONCE])
+        told: dict[RowName, str | Exception] = {}
+        until = time.monotonic() + _PATIENCE_S
+        for name in random.sample(list(asked), len(asked)):  # so that what is open keeps nothing from its turn
+            decision = decision_of(states.get(name.id)) if name.database == here else None
+            if decision or not (only_looks or time.monotonic() > until):
+                told[name] = decision or self._alone(name, asked[name])
+        return told
+
+    def _alone(self, name: RowName, age_ms: int) -> str | Exception:
+        try:
+            return self.decide(name, age_ms)
+        except Exception as error:
+            self.sql.given.rollback()
+            if getattr(error, "connection_invalidated", False):
+                raise
+            return error
+
+    def _revoked_all(self, names: Sequence[str]) -> dict[str, str]:
+        """Insert tombstones, unless the rows are there; the rows' states, or none where one is still open, or wrong."""
+        if (unless_there := _UNLESS_THERE.get(self.sql.dialect[0])) is None:
+            return {}
+        rows = [{"id": name, "state": REVOKED, "at": now_ms()} for name in names]
+        try:
+            with self.short_wait():
+                self.sql.change_all(f"{_INSERT} {unless_there}", rows)
+            found = self._states(names)  # only now: it sees all that the inserts have waited for
+            self.sql.given.commit()
+        except Exception:  # the driver's; one by one it is told of whom it is
+            self.sql.given.rollback()
+            return {}
+        return found
+
+    def _states(self, names: Sequence[str]) -> dict[str, str]:
+        given = {f"n{number}": name for number, name in enumerate(names)}
+        places = ", ".join(f":{place}" for place in given)
+        return dict(self.sql.rows(f"SELECT id, state FROM {TABLE} WHERE id IN ({places})", given))
 
     def _revoked(self, name: str) -> str | None:
         """Insert a tombstone, unless the row is there; returns the row's state."""

@@ -107,9 +107,6 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         return self
 
     def _begin(self, connection: Any) -> None:
-        if self._producer.listener is None:
-            msg = "database= needs a listener in asyncio's producer; give it commitlake.DatabaseListener(engine)"
-            raise ProducerError(msg)
         row = row_of(sql_of(connection), self._producer.listener)
         self._inner = DatabaseTransaction(self._send_half, self._note, row)
         self._is_begun = True
