@@ -233,17 +233,56 @@ def test_a_send_that_fails_sends_nothing_and_the_block_goes_on(shop: Shop) -> No
     assert (shop.orders(), shop.kafka.sent("half"), shop.decisions()) == (["17"], [b"a"], ["COMMIT"])
 
 
-def test_the_snippet_of_the_how_to_places_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Example:
+    """The how-to's snippets for asyncio, in a directory with their database."""
+
+    def __init__(self) -> None:
+        with closing(sqlite3.connect("shop.db")) as database:
+            database.execute("CREATE TABLE orders (item TEXT)")
+        page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()
+        self._snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        self.names: dict[str, Any] = {}
+        self.run("AsyncSession")
+        self.kafka = Kafka()
+        self.names["producer"] = producer(self.kafka, self.names["listener"])
+
+    def run(self, word: str) -> None:
+        exec(next(text for text in self._snippets if word in text), self.names)
+
+    def placed(self) -> tuple[list[Any], list[Any], int]:
+        with closing(sqlite3.connect("shop.db")) as database:
+            rows = [row[0] for row in database.execute("SELECT item FROM orders")]
+        return rows, self.kafka.sent("half"), len(self.kafka.sent("op"))
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
     monkeypatch.chdir(tmp_path)
-    with closing(sqlite3.connect("shop.db")) as database:
-        database.execute("CREATE TABLE orders (item TEXT)")
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()
-    snippet = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "AsyncSession" in text)
-    names: dict[str, Any] = {}
-    exec(snippet, names)
-    kafka = Kafka()
-    names["producer"] = producer(kafka, names["listener"])
-    asyncio.run(names["main"]())
-    with closing(sqlite3.connect("shop.db")) as database:
-        assert database.execute("SELECT item FROM orders").fetchall() == [("three espressos",)]
-    assert (kafka.sent("half"), len(kafka.sent("op"))) == ([b"three espressos"], 1)
+    return Example()
+
+
+def test_the_snippet_of_the_how_to_places_an_order(example: Example) -> None:
+    asyncio.run(example.names["main"]())
+    assert example.placed() == (["three espressos"], [b"three espressos"], 1)
+
+
+def test_the_snippet_for_fastapi_places_an_order_in_a_request(example: Example) -> None:
+    pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install -e '.[dev]' -c constraints.txt")
+    example.run("FastAPI")
+    app, sent = example.names["app"], []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def request() -> None:
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/orders/tea", "root_path": "",
+                 "scheme": "http", "query_string": b"", "headers": [], "server": ("shop", 80)}  # fmt: skip
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+
+    asyncio.run(request())
+    assert sent[0]["status"] == 200
+    assert example.placed() == (["tea"], [b"tea"], 1)
