@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
-from tests.support import mariadb, postgres
+from tests.support import mariadb, memory_kafka, postgres
 
 from commitlake import CommitLakeError, DatabaseListener, Message
 from commitlake.clients.consumer.once import once
@@ -24,6 +25,7 @@ from commitlake.clients.sql import sql_of
 from commitlake.errors import ConsumerError
 from commitlake.protocol.database_row import COMMITTED, REVOKED, TABLE, RowName
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.testing.codecs import decode_op
 from commitlake.testing.producer import InMemoryProducer
 
 MANY = 20
@@ -211,6 +213,33 @@ def test_a_listener_may_connect_by_psycopg(shop: Shop) -> None:
             transaction.send(Message("orders", kind))
     shop.lake.advance("15s")
     assert (shop.shown(), shop.lake.pending) == (["psycopg", "session"], [])
+
+
+def test_psycopg_s_asynchronous_connection_does_in_asyncio(shop: Shop) -> None:
+    with shop.opened("psycopg") as connection:
+        url = connection.info.dsn
+    sender = memory_kafka.producer(kafka := memory_kafka.Kafka(), DatabaseListener(shop.engine))
+
+    async def serve() -> None:
+        async with sender, await psycopg.AsyncConnection.connect(url, password=postgres.PASSWORD) as database:
+            async with sender.begin_transaction(database=database) as transaction, database.transaction():
+                await database.execute("INSERT INTO orders VALUES ('17')")
+                await asyncio.gather(*(transaction.send(Message("orders", body)) for body in ("a", "b")))
+                assert (shop.orders(), kafka.sent("op")) == ([], [])
+            for error in (ValueError, psycopg.Rollback):
+                with suppress(ValueError, CommitLakeError):
+                    async with sender.begin_transaction(database=database) as transaction, database.transaction():
+                        await database.execute("INSERT INTO orders VALUES ('18')")
+                        await transaction.send(Message("orders", "c"))
+                        raise error
+            await database.set_autocommit(True)
+            with pytest.raises(CommitLakeError, match="autocommit"):
+                await sender.begin_transaction(database=database).__aenter__()
+
+    asyncio.run(serve())
+    assert shop.orders() == ["17"]
+    decisions = [decode_op(op).decision for op in kafka.sent("op")]  # type: ignore[union-attr]
+    assert decisions == ["COMMIT", "ROLLBACK", "ROLLBACK"]
 
 
 def decided(engine: Engine, names: list[str]) -> dict[str, str]:

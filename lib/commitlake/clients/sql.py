@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
 from typing import Any
@@ -18,6 +19,9 @@ WITHIN = (
 )
 _ALLOWED = (
     "allowed are a connection of sqlite3 or psycopg 3, and a connection or session of SQLAlchemy; none of asyncio's"
+)
+_ALLOWED_IN_ASYNCIO = (
+    "the producer for asyncio takes an AsyncSession or an AsyncConnection of SQLAlchemy, or one of psycopg 3"
 )
 _ONE = "in its place give a session of one engine, or the connection: a message can only follow one transaction"
 _WAIT_IS_OVER = {"55P03", 1205}
@@ -55,7 +59,8 @@ class Sql:
     def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """The rows of a question."""
         with closing(self._cursor()) as cursor:
-            return list(cursor.execute(self._written(sql), values).fetchall())
+            cursor.execute(self._written(sql), values)
+            return list(cursor.fetchall())
 
     def value(self, sql: str, **values: object) -> Any:
         """The one column of the first row; None without a row."""
@@ -65,7 +70,8 @@ class Sql:
     def change(self, sql: str, **values: object) -> int:
         """Run a statement; returns the number of rows that it has changed."""
         with closing(self._cursor()) as cursor:
-            return int(cursor.execute(self._written(sql), values).rowcount)
+            cursor.execute(self._written(sql), values)
+            return int(cursor.rowcount)
 
     def change_all(self, sql: str, values: Sequence[Mapping[str, object]]) -> None:
         """Run a statement once for each of `values`."""
@@ -121,6 +127,28 @@ class _Psycopg(Sql):
 
     def _commits_by_itself(self) -> bool:
         return bool(self.given.autocommit)
+
+
+class Awaited:
+    """An object of asyncio with the methods of a plain one, for code that `run_sync` runs in a greenlet."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    async def run_sync(self, call: Callable[[Any], Any]) -> Any:
+        """Run a function with this object, and await what it calls of it."""
+        return await import_module("sqlalchemy.util").greenlet_spawn(call, self)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.given, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *given: import_module("sqlalchemy.util").await_only(found(*given))
+
+
+class _AsyncPsycopg(_Psycopg):
+    def _cursor(self) -> Any:
+        return Awaited(self._psycopg.AsyncCursor(self.given.given, row_factory=self._psycopg.rows.tuple_row))
 
 
 class _Alchemy(Sql):
@@ -182,6 +210,8 @@ def sql_of(given: Any) -> Sql:
     where = homes(given)
     if "psycopg" in where and isinstance(given, import_module("psycopg").Connection):
         return _Psycopg(given)
+    if isinstance(given, Awaited):
+        return _AsyncPsycopg(given)
     if any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in where):
         return _Alchemy(given)
     raise not_allowed(given, _ALLOWED)
@@ -195,6 +225,20 @@ def is_wait_over(error: Exception) -> bool:
     """Whether the database gave up a wait for another transaction."""
     cause = getattr(error, "orig", None) or error
     return not _WAIT_IS_OVER.isdisjoint((getattr(cause, "sqlstate", None), *cause.args[:1]))
+
+
+def awaited(given: Any) -> Any:
+    """An asynchronous connection or session of SQLAlchemy as it is; psycopg's with its `run_sync`.
+
+    Raises:
+        ArgumentError: `given` is none of these.
+    """
+    where = homes(given)
+    if "psycopg" in where and isinstance(given, import_module("psycopg").AsyncConnection):
+        return Awaited(given)
+    if not (any(each.startswith("sqlalchemy.ext.asyncio") for each in where) and hasattr(given, "run_sync")):
+        raise not_allowed(given, _ALLOWED_IN_ASYNCIO)
+    return given
 
 
 def homes(given: Any) -> list[str]:

@@ -14,10 +14,8 @@ from commitlake.clients.producer.on_loop import ProducerOnLoop
 from commitlake.clients.producer.record_maker import Proof
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import log_lost
-from commitlake.clients.sql import homes, not_allowed, sql_of
+from commitlake.clients.sql import awaited, sql_of
 from commitlake.errors import ProducerError
-
-_ALLOWED = "the producer for asyncio takes an AsyncSession or an AsyncConnection of SQLAlchemy"
 
 
 class AsyncTransaction:
@@ -91,14 +89,12 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         given: the session or connection.
 
     Raises:
-        ArgumentError: it is none of both.
+        ArgumentError: it is none of these.
     """
 
     def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]], given: Any) -> None:
-        if not (any(each.startswith("sqlalchemy.ext.asyncio") for each in homes(given)) and hasattr(given, "run_sync")):
-            raise not_allowed(given, _ALLOWED)
         super().__init__(producer, kept)
-        self._given = given
+        self._given = awaited(given)
         self._is_begun = False
 
     async def __aenter__(self) -> Self:
