@@ -15,6 +15,8 @@ SPARK = ["pyspark>=4.0.1,<4.3", "delta-spark>=4.1,<4.5", "pandas>=2.2,<3", "pyar
 CONSUMER = ["deltalake>=1.6", "duckdb>=1.3", "pyarrow>=18", "sqlglot>=26"]
 # Rules of `checks` that ask PostgreSQL, and producers whose local transactions are there.
 POSTGRESQL = ["adbc-driver-postgresql>=1.2", "psycopg[binary]>=3.2,<4"]
+# Databases at an address: the rule `database` of `checks`, and `commitlake database`. A driver is the application's.
+DATABASE = ["sqlalchemy>=2,<3"]
 # A faster wire for producers: librdkafka.
 CONFLUENT = ["confluent-kafka>=2.6,<3"]
 # RocketMQ 5's message definitions and stubs are in the package of its Python client.
@@ -25,7 +27,7 @@ OPENTELEMETRY = ["opentelemetry-api>=1.30,<2"]
 ICEBERG = [*CONSUMER, "pyiceberg[sql-sqlite]>=0.12,<0.13"]
 METRICS = [*CONSUMER, "prometheus-client>=0.20"]
 # What the notebooks use, and what opens them.
-NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, "jupyterlab>=4.4", "matplotlib>=3.9"]
+NOTEBOOK = [*SPARK, *METRICS, *POSTGRESQL, *DATABASE, "jupyterlab>=4.4", "matplotlib>=3.9"]
 # The documents as a site.
 DOCS = ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"]
 DEV = [
@@ -40,6 +42,7 @@ DEV = [
     "crc32c>=2.7",
     "chispa>=0.12",
     "databricks-bundles>=1",
+    "fastapi>=0.115",
     "hypothesis>=6",
     "kubernetes-validate>=1.31",
     "mypy>=2",
@@ -75,7 +78,8 @@ setup(
         "iceberg": ICEBERG,
         "spark": SPARK,
         "postgresql": POSTGRESQL,
-        "all": [*SPARK, *METRICS, *POSTGRESQL],
+        "database": DATABASE,
+        "all": [*SPARK, *METRICS, *POSTGRESQL, *DATABASE],
         "notebook": NOTEBOOK,
         "docs": DOCS,
         "dev": DEV,

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 from tests.support import mariadb, postgres
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
 
 import commitlake
-from commitlake import DatabaseListener, TransactionMQProducer
+from commitlake import DatabaseListener
 from commitlake.kafka.embedded import EmbeddedBroker
 
 SOON = {"transaction.timeout": "2s", "transaction.check_interval": "2s", "transaction.check_max": 100}
@@ -39,6 +39,15 @@ def databases(kind: str, place: Path) -> Iterator[list[str]]:
     else:
         with postgres.cluster() as server:
             yield [server.url().replace("://", "+psycopg://")] * 2
+
+
+def rule(url: str) -> dict[str, str]:
+    """The coordinator's rule for a database."""
+    given = make_url(url)
+    address = given._replace(username=None, password=None).render_as_string()
+    login = {"user": str(given.username)} if given.username else {}
+    password = {"password": "env:SHOP_PASSWORD"} if given.password else {}
+    return {"database": address, "every": "1s", **login, **password}
 
 
 def rows(url: str, table: str) -> Counter[str]:
@@ -68,11 +77,21 @@ class Service:
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "mariadb"])
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.soak)])
 def test_orders_are_shown_and_booked_once_when_both_services_are_killed_at_random(
-    spark: SparkSession, broker: EmbeddedBroker, prefix: str, tmp_path: Path, kind: str, kills: int
+    spark: SparkSession,
+    broker: EmbeddedBroker,
+    prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    kills: int,
 ) -> None:
     chance = random.Random(seed := time.time_ns())
     print(f"seed {seed}")
-    with databases(kind, tmp_path) as (shop, bank), Lake(broker.bootstrap_servers, prefix, tmp_path, **SOON) as lake:
+    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    with (
+        databases(kind, tmp_path) as (shop, bank),
+        Lake(broker.bootstrap_servers, prefix, tmp_path, **SOON, checks={"shop": rule(shop)}) as lake,
+    ):
         for url, table in ((shop, "orders"), (bank, "points")):
             engine = create_engine(url)
             with engine.begin() as connection:
@@ -90,10 +109,8 @@ def test_orders_are_shown_and_booked_once_when_both_services_are_killed_at_rando
                 for _ in range(kills):
                     time.sleep(chance.uniform(0.5, 2.5))
                     chance.choice(running).kill()
-                kill(running[0].process)
-                listener = DatabaseListener(create_engine(shop))  # an instance that only answers
-                with TransactionMQProducer("shop", listener, bootstrap_servers=kafka["servers"], topic_prefix=prefix):
-                    wait_for(lambda: len(lake.rows("transactions")) == len(lake.rows("half")), 120)
+                kill(running[0].process)  # from now on the rule is alone with the checks
+                wait_for(lambda: len(lake.rows("transactions")) == len(lake.rows("half")), 120)
                 placed = rows(shop, "orders")
                 wait_for(lambda: len(rows(bank, "points")) == len(placed), 120)
             finally:

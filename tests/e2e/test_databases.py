@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
-from tests.support import mariadb, postgres
+from tests.support import mariadb, memory_kafka, postgres
 
 from commitlake import CommitLakeError, DatabaseListener, Message
 from commitlake.clients.consumer.once import once
-from commitlake.protocol.database_row import TABLE
+from commitlake.clients.proof_rows import ProofRows
+from commitlake.clients.sql import sql_of
+from commitlake.errors import ConsumerError
+from commitlake.protocol.database_row import COMMITTED, REVOKED, TABLE, RowName
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.testing.codecs import decode_op
 from commitlake.testing.producer import InMemoryProducer
 
 MANY = 20
+KINDS = ["connection", "session", "psycopg"]
+WAITS = {
+    "mysql": ("SELECT @@innodb_lock_wait_timeout", "SET innodb_lock_wait_timeout = 7"),
+    "postgresql": ("SHOW lock_timeout", "SET lock_timeout = '7s'"),
+}
+"""How long a session waits for others: the question, and a change to seven seconds."""
 
 
 @pytest.fixture(scope="module", params=["postgresql", "mariadb"])
@@ -46,10 +61,19 @@ class Shop:
     def join(self) -> InMemoryProducer:
         return self.lake.producer("shop", DatabaseListener(self.engine, create=True))
 
-    def order(self, connection: Connection | Session, name: str = "17") -> None:
-        connection.execute(text("INSERT INTO orders VALUES (:name)"), {"name": name})
+    def opened(self, kind: str) -> Any:
+        """A connection of SQLAlchemy or of psycopg, or a session, as a context."""
+        if kind != "psycopg":
+            return self.engine.connect() if kind == "connection" else Session(self.engine)
+        if self.engine.dialect.name != "postgresql":
+            pytest.skip("psycopg is for PostgreSQL")
+        return psycopg.connect(self.engine.url.set(drivername="postgresql").render_as_string(hide_password=False))
 
-    def begin(self, connection: Connection | Session) -> Any:
+    def order(self, connection: Any, name: str = "17") -> None:
+        sql = f"INSERT INTO orders VALUES ('{name}')"
+        connection.execute(sql if isinstance(connection, psycopg.Connection) else text(sql))
+
+    def begin(self, connection: Any) -> Any:
         return self.producer.begin_transaction(database=connection)
 
     def orders(self) -> list[str]:
@@ -68,9 +92,9 @@ def shop(engine: Engine) -> Shop:
     return Shop(engine)
 
 
-@pytest.mark.parametrize("kind", [Engine.connect, Session])
-def test_rows_and_messages_commit_together_or_not_at_all(shop: Shop, kind: Any) -> None:
-    with kind(shop.engine) as connection:
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_and_messages_commit_together_or_not_at_all(shop: Shop, kind: str) -> None:
+    with shop.opened(kind) as connection:
         with shop.begin(connection) as transaction:
             shop.order(connection)
             transaction.send(Message("orders", "17"))
@@ -82,14 +106,17 @@ def test_rows_and_messages_commit_together_or_not_at_all(shop: Shop, kind: Any) 
     assert (shop.orders(), shop.shown(), shop.lake.pending) == (["17"], ["17"], [])
 
 
+@pytest.mark.parametrize("kind", ["connection", "psycopg"])
 @pytest.mark.parametrize("fault", Fault)
-def test_whatever_befalls_messages_are_visible_exactly_when_the_rows_are_there(shop: Shop, fault: Fault) -> None:
+def test_whatever_befalls_messages_are_visible_exactly_when_the_rows_are_there(
+    shop: Shop, fault: Fault, kind: str
+) -> None:
     shop.producer.fault = fault
-    with shop.engine.connect() as connection:
+    with shop.opened(kind) as connection:
         with suppress(Crash, CommitLakeError), shop.begin(connection) as transaction:
             shop.order(connection)
             transaction.send(Message("orders", "17"))
-        connection.invalidate()  # as the end of a process does
+        (connection.close if kind == "psycopg" else connection.invalidate)()  # as the end of a process does
     shop.join()
     shop.lake.advance("10m")
     assert (shop.shown(), shop.lake.pending) == (shop.orders(), [])
@@ -110,9 +137,8 @@ def test_a_check_waits_a_second_for_an_open_transaction_and_holds_up_nobody(shop
         assert not checking.is_alive()
         assert shop.state(message) == "PENDING"
     assert (shop.state(message), len(shop.orders())) == ("COMMITTED", MANY + 1)
-    waits = {"mysql": "SELECT @@innodb_lock_wait_timeout", "postgresql": "SHOW lock_timeout"}[shop.engine.dialect.name]
     with shop.engine.connect() as connection:
-        assert str(connection.execute(text(waits)).scalar()) in ("50", "0")
+        assert str(connection.execute(text(WAITS[shop.engine.dialect.name][0])).scalar()) in ("50", "0")
 
 
 def test_a_row_that_a_tombstone_precedes_can_not_be_inserted(shop: Shop) -> None:
@@ -156,15 +182,149 @@ def test_many_checks_beside_many_transactions_make_none_of_them_fail(shop: Shop)
     assert (shop.orders(), shop.shown()) == ([f"{number:02}" for number in range(0, MANY, 2)],) * 2
 
 
-def test_of_two_consumers_with_a_message_the_second_waits_and_finds_it_handled(shop: Shop) -> None:
+def test_a_savepoint_of_psycopg_with_a_message_that_is_rolled_back_rolls_back_all(shop: Shop) -> None:
+    with shop.opened("psycopg") as connection:
+        with shop.begin(connection) as transaction, connection.transaction():
+            shop.order(connection)
+            transaction.send(Message("orders", "17"))
+        with (
+            pytest.raises(CommitLakeError, match="a savepoint of the database"),
+            shop.begin(connection) as transaction,
+            connection.transaction(),
+        ):
+            shop.order(connection, "18")
+            transaction.send(Message("orders", "18"))
+            raise psycopg.Rollback
+        with pytest.raises(CommitLakeError, match="ends its transaction itself"), connection.transaction():
+            shop.begin(connection)
+        connection.autocommit = True
+        with pytest.raises(CommitLakeError, match="autocommit"):
+            shop.begin(connection)
+    assert (shop.orders(), shop.shown(), shop.lake.pending) == (["17"], ["17"], [])
+
+
+def test_a_listener_may_connect_by_psycopg(shop: Shop) -> None:
+    with shop.opened("psycopg"):
+        shop.producer.set_transaction_listener(DatabaseListener(partial(shop.opened, "psycopg"), create=True))
+    shop.producer.fault = Fault.DECISION_LOST
+    for kind in ("session", "psycopg"):
+        with shop.opened(kind) as connection, shop.begin(connection) as transaction:
+            shop.order(connection, kind)
+            transaction.send(Message("orders", kind))
+    shop.lake.advance("15s")
+    assert (shop.shown(), shop.lake.pending) == (["psycopg", "session"], [])
+
+
+def test_psycopg_s_asynchronous_connection_does_in_asyncio(shop: Shop) -> None:
+    with shop.opened("psycopg") as connection:
+        url = connection.info.dsn
+    sender = memory_kafka.producer(kafka := memory_kafka.Kafka(), DatabaseListener(shop.engine))
+
+    async def serve() -> None:
+        async with sender, await psycopg.AsyncConnection.connect(url, password=postgres.PASSWORD) as database:
+            async with sender.begin_transaction(database=database) as transaction, database.transaction():
+                await database.execute("INSERT INTO orders VALUES ('17')")
+                await asyncio.gather(*(transaction.send(Message("orders", body)) for body in ("a", "b")))
+                assert (shop.orders(), kafka.sent("op")) == ([], [])
+            for error in (ValueError, psycopg.Rollback):
+                with suppress(ValueError, CommitLakeError):
+                    async with sender.begin_transaction(database=database) as transaction, database.transaction():
+                        await database.execute("INSERT INTO orders VALUES ('18')")
+                        await transaction.send(Message("orders", "c"))
+                        raise error
+            await database.set_autocommit(True)
+            with pytest.raises(CommitLakeError, match="autocommit"):
+                await sender.begin_transaction(database=database).__aenter__()
+
+    asyncio.run(serve())
+    assert shop.orders() == ["17"]
+    decisions = [decode_op(op).decision for op in kafka.sent("op")]  # type: ignore[union-attr]
+    assert decisions == ["COMMIT", "ROLLBACK", "ROLLBACK"]
+
+
+def decided(engine: Engine, names: list[str]) -> dict[str, str]:
+    """The decisions of a coordinator's rule, by id."""
+    with engine.connect() as connection:
+        rows = ProofRows(sql_of(connection))
+        here = rows.database()
+        connection.rollback()
+        told = rows.decide_all({RowName(here, name): 0 for name in names})
+    return {name.id: why for name, why in told.items() if isinstance(why, str)}
+
+
+def inserted(shop: Shop, *states: tuple[str, str]) -> None:
+    with shop.engine.begin() as connection:
+        for name, state in states:
+            connection.execute(text(f"INSERT INTO {TABLE} VALUES ('{name}', '{state}', 0)"))
+
+
+def test_a_rule_decides_many_at_once_and_waits_a_second_for_what_is_open(shop: Shop) -> None:
+    inserted(shop, ("committed", COMMITTED), ("revoked", REVOKED), ("in its middle", "OPEN 1"))
+    dead = [f"dead {number:04}" for number in range(1_500)]
+    with shop.engine.connect() as connection:
+        connection.execute(text(f"INSERT INTO {TABLE} VALUES ('open', '{COMMITTED}', 0)"))
+        begun = time.monotonic()
+        found = decided(shop.engine, ["committed", "open", "revoked", "in its middle", "x" * 65, *dead])
+        assert time.monotonic() - begun < 20
+        shop.order(connection)
+        connection.commit()
+    rolled_back = dict.fromkeys([*dead, "revoked", "in its middle"], "ROLLBACK")
+    assert found == {"committed": "COMMIT"} | rolled_back
+    assert decided(shop.engine, ["open"]) == {"open": "COMMIT"}
+    assert shop.orders() == ["17"]
+
+
+def test_a_rule_decides_two_thousand_a_second(shop: Shop) -> None:
+    names = [f"{number:06}" for number in range(10_000)]
+    inserted(shop, *((name, COMMITTED) for name in names[::2]))
+    begun = time.monotonic()
+    found = decided(shop.engine, names)
+    took = time.monotonic() - begun
+    print(f"{shop.engine.dialect.name}: {len(names) / took:,.0f} decisions a second")
+    assert found == {name: ("ROLLBACK", "COMMIT")[number % 2 == 0] for number, name in enumerate(names)}
+    assert took < len(names) / 2_000
+
+
+def test_two_rules_and_the_transactions_themselves_agree(shop: Shop) -> None:
+    """Each row is inserted by its transaction and by two that check, in whatever order they come."""
+    names = [f"{number:04}" for number in range(400)]
+
+    def commit(name: str) -> None:
+        with suppress(IntegrityError), shop.engine.begin() as connection:
+            connection.execute(text(f"INSERT INTO {TABLE} VALUES ('{name}', '{COMMITTED}', 0)"))
+            shop.order(connection, name)
+
+    with ThreadPoolExecutor(10) as pool:
+        checks = [pool.submit(decided, shop.engine, names[at::2]) for at in (0, 1) for _ in range(2)]
+        for each in [pool.submit(commit, name) for name in names]:
+            each.result()
+        found = [check.result() for check in checks]
+    orders = set(shop.orders())
+    for told in found:
+        assert all((decision == "COMMIT") == (name in orders) for name, decision in told.items())
+    assert decided(shop.engine, names) == {name: "COMMIT" if name in orders else "ROLLBACK" for name in names}
+
+
+def test_a_replica_answers_nothing(shop: Shop) -> None:
+    if shop.engine.dialect.name != "postgresql":
+        pytest.skip("a replica of PostgreSQL")
+    inserted(shop, ("committed", COMMITTED))
+    with postgres.cluster(f"{shop.engine.url.host}:{shop.engine.url.port}") as replica:
+        engine = create_engine(replica.url().replace("://", "+psycopg://"), poolclass=NullPool)
+        assert decided(engine, ["committed", "absent"]) == {}
+    assert decided(shop.engine, ["committed", "absent"]) == {"committed": "COMMIT", "absent": "ROLLBACK"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_consumers_with_a_message_the_second_waits_and_finds_it_handled(shop: Shop, kind: str) -> None:
     found: list[bool] = []
 
     def second() -> None:
-        with Session(shop.engine) as session, once(session, "m1", create=False) as is_new:
+        with shop.opened(kind) as session, once(session, "m1", create=False) as is_new:
             found.append(is_new)
 
     other = threading.Thread(target=second)
-    with shop.engine.connect() as connection, once(connection, "m1", create=False) as is_new:
+    with shop.opened(kind) as connection, once(connection, "m1", create=False) as is_new:
         found.append(is_new)
         other.start()
         shop.order(connection)
@@ -172,6 +332,27 @@ def test_of_two_consumers_with_a_message_the_second_waits_and_finds_it_handled(s
         assert found == [True]
     other.join(10)
     assert (found, shop.orders()) == ([True, False], ["17"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_consumer_waits_a_second_for_another_one_s_open_row_and_then_says_so(shop: Shop, kind: str) -> None:
+    """The message comes again; the wait for all other locks, which the session has set, is as before."""
+    ask, change = WAITS[shop.engine.dialect.name]
+    with shop.opened(kind) as first, shop.opened(kind) as second:
+        run = second.execute if kind == "psycopg" else lambda sql: second.execute(text(sql))
+        run(change)
+        second.commit()
+        with once(first, "m1", create=False):
+            begun = time.monotonic()
+            with pytest.raises(ConsumerError, match="the message comes again"), once(second, "m1", create=False):
+                pass
+            assert time.monotonic() - begun < 5
+        with once(second, "m2", create=False) as is_new:
+            assert is_new
+            assert str(run(ask).fetchone()[0]) in ("7", "7s")
+        with once(second, "m1", create=False) as is_new:
+            assert not is_new
+        assert str(run(ask).fetchone()[0]) in ("7", "7s")
 
 
 def test_a_block_of_once_that_fails_leaves_the_message_to_the_next(shop: Shop) -> None:

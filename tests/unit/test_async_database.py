@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from tests.support.lite_database import LiteDatabase
 from tests.support.memory_kafka import Kafka, producer
 
 from commitlake import AsyncTransactionMQProducer, DatabaseListener, LocalTransactionState, Message, MessageExt
@@ -24,26 +25,22 @@ from commitlake.testing.codecs import decode_op
 ROLLBACK = LocalTransactionState.ROLLBACK_MESSAGE
 
 
-class Shop:
+class Shop(LiteDatabase):
     """A database, an asynchronous session or connection to it, and a producer."""
 
     def __init__(self, place: Path, kind: str) -> None:
-        self.place, self.kind, self.kafka = place, kind, Kafka()
-        with closing(self.connect()) as database:
-            database.execute("CREATE TABLE orders (id TEXT)")
+        super().__init__(place, "sqlite3", "CREATE TABLE orders (id TEXT)", timeout_s=0.1)
+        self.kind, self.kafka = kind, Kafka()
         self.listener = DatabaseListener(self.connect, create=True)
         self.sender: AsyncTransactionMQProducer
         self.database: Any
 
-    def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.place, timeout=0.1)
-
-    def run(self, block: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        async def serve() -> Any:
+    def serve(self, block: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        async def served() -> Any:
             async with self.opened():
                 return await block()
 
-        return asyncio.run(serve())
+        return asyncio.run(served())
 
     @asynccontextmanager
     async def opened(self, **options: Any) -> AsyncIterator[None]:
@@ -64,23 +61,21 @@ class Shop:
     def begin(self) -> Any:
         return self.sender.begin_transaction(database=self.database)
 
-    def rows(self, sql: str) -> list[str]:
-        with closing(self.connect()) as database:
-            return [row[0] for row in database.execute(sql)]
-
     def orders(self) -> list[str]:
-        return self.rows("SELECT id FROM orders ORDER BY id")
+        return self.column("SELECT id FROM orders ORDER BY id")
 
     def states(self) -> list[str]:
-        return self.rows(f"SELECT state FROM {TABLE} WHERE id <> 'database'")
+        return self.column(f"SELECT state FROM {TABLE} WHERE id <> 'database'")
 
     def decisions(self) -> list[str]:
         return [decode_op(op).decision for op in self.kafka.sent("op")]  # type: ignore[union-attr]
 
 
 @pytest.fixture(params=["session", "connection"])
-def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Shop:
-    return Shop(tmp_path / "shop.db", request.param)
+def shop(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shop]:
+    shop = Shop(tmp_path / "shop.db", request.param)
+    with closing(shop.made):
+        yield shop
 
 
 def test_rows_and_messages_commit_together(shop: Shop) -> None:
@@ -92,7 +87,7 @@ def test_rows_and_messages_commit_together(shop: Shop) -> None:
         async with shop.begin() as transaction:  # the connection goes on
             await transaction.send(Message("orders", "c"))
 
-    shop.run(block)
+    shop.serve(block)
     assert (shop.orders(), shop.states()) == (["17"], [COMMITTED] * 2)
     assert (sorted(shop.kafka.sent("half")), shop.decisions()) == ([b"a", b"b", b"c"], ["COMMIT"] * 2)
 
@@ -121,8 +116,8 @@ def test_an_error_rolls_both_back_and_so_does_a_cancelled_block(shop: Shop) -> N
         assert task.cancelled()
 
     with pytest.raises(ValueError, match="sold out"):
-        shop.run(failing)
-    shop.run(cancelled)
+        shop.serve(failing)
+    shop.serve(cancelled)
     assert (shop.orders(), shop.states(), shop.decisions()) == ([], [], ["ROLLBACK"] * 2)
 
 
@@ -145,7 +140,7 @@ def test_a_cancel_while_the_block_commits_leaves_rows_and_messages_of_one_mind(s
 
     for steps in range(0, 60, 3):
         shop.kafka.records.clear()
-        shop.run(lambda steps=steps: order(steps))  # type: ignore[misc]
+        shop.serve(lambda steps=steps: order(steps))  # type: ignore[misc]
         assert shop.decisions() == ["COMMIT" if str(steps) in shop.orders() else "ROLLBACK"]
 
 
@@ -161,7 +156,7 @@ def test_a_block_that_ends_after_a_shutdown_ends_its_transaction(shop: Shop) -> 
                         raise ValueError
             await shop.sender.start()
 
-    shop.run(block)
+    shop.serve(block)
     assert (shop.orders(), shop.states()) == (["False"], [COMMITTED])
 
 
@@ -175,7 +170,7 @@ def test_a_savepoint_with_a_message_that_is_rolled_back_rolls_back_all(shop: Sho
             await savepoint.rollback()
 
     with pytest.raises(ProducerError, match="a savepoint of the database"):
-        shop.run(block)
+        shop.serve(block)
     assert (shop.orders(), shop.decisions()) == ([], ["ROLLBACK"])
 
 
@@ -189,15 +184,15 @@ def test_what_a_check_has_revoked_can_not_commit(shop: Shop) -> None:
             await asyncio.to_thread(check, shop)
 
     def check(shop: Shop) -> None:
-        (name,) = shop.rows(f"SELECT id FROM {TABLE} WHERE id <> 'database'")
-        (own,) = shop.rows(f"SELECT state FROM {TABLE} WHERE id = 'database'")
+        (name,) = shop.column(f"SELECT id FROM {TABLE} WHERE id <> 'database'")
+        (own,) = shop.column(f"SELECT state FROM {TABLE} WHERE id = 'database'")
         asked = MessageExt(topic="orders", body=b"a", half_queue=0, half_offset=0, born_timestamp=None,
                            store_timestamp=now_ms(), check_times=1, check_id="0-0-0-1",
                            properties={NAME: f"{own}/{name}"})  # fmt: skip
         assert shop.listener.check_local_transaction(asked) is ROLLBACK
 
     with pytest.raises(ProducerError, match="has lost its rows"):
-        shop.run(block)
+        shop.serve(block)
     assert (shop.states(), shop.decisions()) == ([REVOKED], ["ROLLBACK"])
 
 
@@ -210,11 +205,6 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp
         with pytest.raises(ProducerError, match="use it as `async with`"):
             await begun.send(Message("orders", "a"))
 
-    async def no_listener() -> None:
-        shop.sender._producer._listener = None
-        with pytest.raises(ProducerError, match="needs a listener in asyncio's producer"):
-            await shop.begin().__aenter__()
-
     async def other_listener() -> None:
         shop.sender.set_transaction_listener(type("Own", (), {"check_local_transaction": print})())
         with pytest.raises(ProducerError, match="needs a listener that looks at its rows"):
@@ -225,9 +215,8 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp
             with pytest.raises(ProducerError, match="autocommit"):
                 await shop.begin().__aenter__()
 
-    shop.run(other_kinds)
-    shop.run(other_listener)
-    shop.run(no_listener)
+    shop.serve(other_kinds)
+    shop.serve(other_listener)
     asyncio.run(autocommit())
     assert shop.kafka.records == []
 
@@ -240,21 +229,60 @@ def test_a_send_that_fails_sends_nothing_and_the_block_goes_on(shop: Shop) -> No
                 await transaction.send(Message("orders", b"x" * 10_000_000))
             await transaction.send(Message("orders", "a"))
 
-    shop.run(block)
+    shop.serve(block)
     assert (shop.orders(), shop.kafka.sent("half"), shop.decisions()) == (["17"], [b"a"], ["COMMIT"])
 
 
-def test_the_snippet_of_the_how_to_places_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Example:
+    """The how-to's snippets for asyncio, in a directory with their database."""
+
+    def __init__(self) -> None:
+        with closing(sqlite3.connect("shop.db")) as database:
+            database.execute("CREATE TABLE orders (item TEXT)")
+        page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()
+        self._snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        self.names: dict[str, Any] = {}
+        self.run("AsyncSession")
+        self.kafka = Kafka()
+        self.names["producer"] = producer(self.kafka, self.names["listener"])
+
+    def run(self, word: str) -> None:
+        exec(next(text for text in self._snippets if word in text), self.names)
+
+    def placed(self) -> tuple[list[Any], list[Any], int]:
+        with closing(sqlite3.connect("shop.db")) as database:
+            rows = [row[0] for row in database.execute("SELECT item FROM orders")]
+        return rows, self.kafka.sent("half"), len(self.kafka.sent("op"))
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
     monkeypatch.chdir(tmp_path)
-    with closing(sqlite3.connect("shop.db")) as database:
-        database.execute("CREATE TABLE orders (item TEXT)")
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()
-    snippet = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "AsyncSession" in text)
-    names: dict[str, Any] = {}
-    exec(snippet, names)
-    kafka = Kafka()
-    names["producer"] = producer(kafka, names["listener"])
-    asyncio.run(names["main"]())
-    with closing(sqlite3.connect("shop.db")) as database:
-        assert database.execute("SELECT item FROM orders").fetchall() == [("three espressos",)]
-    assert (kafka.sent("half"), len(kafka.sent("op"))) == ([b"three espressos"], 1)
+    return Example()
+
+
+def test_the_snippet_of_the_how_to_places_an_order(example: Example) -> None:
+    asyncio.run(example.names["main"]())
+    assert example.placed() == (["three espressos"], [b"three espressos"], 1)
+
+
+def test_the_snippet_for_fastapi_places_an_order_in_a_request(example: Example) -> None:
+    pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install -e '.[dev]' -c constraints.txt")
+    example.run("FastAPI")
+    app, sent = example.names["app"], []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def request() -> None:
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/orders/tea", "root_path": "",
+                 "scheme": "http", "query_string": b"", "headers": [], "server": ("shop", 80)}  # fmt: skip
+        async with app.router.lifespan_context(app):
+            await app(scope, receive, send)
+
+    asyncio.run(request())
+    assert sent[0]["status"] == 200
+    assert example.placed() == (["tea"], [b"tea"], 1)

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support import postgres, table_features
+from tests.support.lite_database import LiteDatabase
 from tests.support.topic_table import half as row_of_half
 from tests.support.topic_table import written
 
 from commitlake.clients.delta.allowed_places import DEADLINE, TABLES
 from commitlake.config import from_mapping
 from commitlake.coordinator.resolving import database as database_rules
-from commitlake.coordinator.resolving.resolve import Resolver, by_database, decided
+from commitlake.coordinator.resolving.resolve import Resolver, by_database, by_row, decided
 from commitlake.coordinator.resolving.rules import CheckRule, rule_of
 from commitlake.errors import CommitLakeError, ConfigError, KafkaError
 from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, created_by
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
 from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, opened
@@ -99,17 +102,18 @@ def test_a_rule_of_a_table_needs_a_match_and_that_of_logs_none() -> None:
 
 
 DATABASE = "postgresql://db/shop"
+WITHOUT_A_TABLE = r"write postgresql://HOST/DATABASE, mysql.* or sqlite:///FILE, without a table"
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"match": "keys = id"}, "match: 'keys = id' is not allowed beside database"),
-        ({"database": "mysql://db/shop"}, "write postgresql://HOST/DATABASE, without a table"),
-        ({"database": f"{DATABASE}?table=orders"}, "write postgresql://HOST/DATABASE, without a table"),
-        ({"database": "postgresql://shop:p@db/shop"}, "write postgresql://HOST/DATABASE, without a table"),
-        ({"database": f"{DATABASE}?password=p"}, "write postgresql://HOST/DATABASE, without a table"),
-        ({"database": "postgresql://shop:pass/word@db/shop"}, "write postgresql://HOST/DATABASE, without a table"),
+        ({"database": "db/shop"}, WITHOUT_A_TABLE),
+        ({"database": f"{DATABASE}?table=orders"}, WITHOUT_A_TABLE),
+        ({"database": "mysql+pymysql://shop:p@db/shop"}, WITHOUT_A_TABLE),
+        ({"database": f"{DATABASE}?password=p"}, WITHOUT_A_TABLE),
+        ({"database": "postgresql://shop:pass/word@db/shop"}, WITHOUT_A_TABLE),
         ({"password": "open"}, "password: a secret is not allowed here"),
         ({"every": "often"}, "every: 'often' is not allowed"),
     ],
@@ -237,6 +241,7 @@ def server() -> Iterator[str]:
             'CREATE TABLE orders (id TEXT PRIMARY KEY, state stage, "Amount" NUMERIC(10, 2), note TEXT)',
             "INSERT INTO orders VALUES ('paid', 'PAID', 10.50), ('cancelled', 'CANCELLED', 1), ('open', 'NEW', 1), "
             "('both', 'BOTH', 11), ('twice', 'PAID', 10.49), ('unchecked', 'PAID', 20), ('foreign', 'PAID', 20)",
+            *created_by().split("; "),
         )
         yield address
 
@@ -319,11 +324,7 @@ def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
             "both": str(still_runs._replace(timeline=2)),
             "twice": str(still_runs._replace(xid=3)),
         }
-        half = DeltaTable(str(warehouse / "half")).to_pyarrow_table()
-        names = half["transaction_id"].to_pylist()
-        properties = [[(TRANSACTION, told[name])] if name in told else [] for name in names]
-        column = pa.array(properties, pa.map_(pa.string(), pa.string()))
-        write_deltalake(str(warehouse / "half"), with_column(half, "properties", column), mode="overwrite")
+        naming(warehouse, TRANSACTION, told)
         given = {"database": f"postgresql://{database}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
         resolver = resolver_of(warehouse, given)
         caplog.set_level(logging.WARNING, logger="commitlake")
@@ -341,6 +342,85 @@ def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
     assert len(caplog.messages) == len(reasons)
     for name, reason in reasons.items():
         assert any(f"transaction {name} stays open" in each and reason in each for each in caplog.messages)
+
+
+def naming(warehouse: Path, name: str, told: dict[str, str]) -> None:
+    """Half messages with a property, by transaction."""
+    half = DeltaTable(str(warehouse / "half")).to_pyarrow_table()
+    properties = [[(name, told[each])] if each in told else [] for each in half["transaction_id"].to_pylist()]
+    column = pa.array(properties, pa.map_(pa.string(), pa.string()))
+    write_deltalake(str(warehouse / "half"), with_column(half, "properties", column), mode="overwrite")
+
+
+def by_rows(warehouse: Path, place: Path, *, only_looks: bool = False) -> dict[str, str]:
+    """What the rule of the group g decides by the rows of a SQLite database."""
+    (rule,) = resolver_of(warehouse, {"database": f"sqlite:///{place}?timeout=0.1"}).rules
+    with opened(str(warehouse)) as tables:
+        views.make_pending(tables)
+        found = by_row(tables, rule, CLOCK.now_ms(), only_looks=only_looks)
+    return {row["transaction_id"]: row["decision"] for row in found}
+
+
+@pytest.fixture
+def shop(warehouse: Path, tmp_path: Path) -> Iterator[LiteDatabase]:
+    """A database whose rows are named by the transactions of the warehouse."""
+    states = {"paid": COMMITTED, "cancelled": REVOKED, "open": "OPEN 1", "foreign": COMMITTED}
+    rows = [f"INSERT INTO {TABLE} VALUES ('{name}', '{state}', 0)" for name, state in states.items()]
+    own = f"INSERT INTO {TABLE} VALUES ('database', 'shop', 0)"
+    made = LiteDatabase(tmp_path / "shop.db", "sqlite3", CREATE, own, *rows, timeout_s=5)
+    named = ("paid", "cancelled", "absent", "open", "unchecked", "foreign")
+    naming(warehouse, NAME, {name: f"shop/{name}" for name in named} | {"both": "shop", "twice": "copy/paid"})
+    with closing(made.made):
+        yield made
+
+
+def test_rows_and_tombstones_decide_in_any_database(
+    warehouse: Path, shop: LiteDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    states = shop.column(f"SELECT id || state FROM {TABLE}")
+    assert by_rows(warehouse, shop.place, only_looks=True) == {"paid": "COMMIT", "cancelled": "ROLLBACK"}
+    assert shop.column(f"SELECT id || state FROM {TABLE}") == states
+    wanted = {"paid": "COMMIT", "cancelled": "ROLLBACK", "absent": "ROLLBACK", "open": "ROLLBACK"}
+    for _ in range(2):
+        assert by_rows(warehouse, shop.place) == wanted
+    revoked = shop.column(f"SELECT id FROM {TABLE} WHERE state = '{REVOKED}' ORDER BY id")
+    assert revoked == ["absent", "cancelled", "open"]
+    assert any("both stays open" in each and "allowed is <database>/<id>" in each for each in caplog.messages)
+    assert any("twice stays open: its row is in the database copy" in each for each in caplog.messages)
+
+
+def test_an_open_local_transaction_keeps_its_own_answer_only_and_an_error_is_none(
+    warehouse: Path, shop: LiteDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite has one writer, so nothing is answered while one is open."""
+    shop.run(f"INSERT INTO {TABLE} VALUES ('absent', 'OPEN 1', 0)")
+    begun = time.monotonic()
+    assert by_rows(warehouse, shop.place) == {}
+    assert time.monotonic() - begun < 10
+    assert any("absent stays open" in each and "locked" in each for each in caplog.messages), "it is half an hour old"
+    shop.run(f"UPDATE {TABLE} SET state = '{COMMITTED}' WHERE id = 'absent'")
+    shop.made.commit()
+    assert by_rows(warehouse, shop.place)["absent"] == "COMMIT"
+
+
+def test_a_database_without_the_table_or_with_another_name_answers_nothing(
+    warehouse: Path, shop: LiteDatabase, tmp_path: Path
+) -> None:
+    with pytest.raises(CommitLakeError, match=r"no such table.*commitlake database create"):
+        by_rows(warehouse, tmp_path / "other.db")
+    shop.sql(f"UPDATE {TABLE} SET state = 'test' WHERE id = 'database'")
+    before = shop.column(f"SELECT id FROM {TABLE}")
+    assert by_rows(warehouse, shop.place) == {}
+    assert shop.column(f"SELECT id FROM {TABLE}") == before
+
+
+def test_a_message_that_is_older_than_rows_are_kept_gets_no_tombstone(warehouse: Path, shop: LiteDatabase) -> None:
+    old = DeltaTable(str(warehouse / "half")).to_pyarrow_table()
+    stored = pa.array([time.time_ns() // 1_000 - 31 * 86_400_000_000] * 8, old.schema.field("stored_at").type)
+    write_deltalake(str(warehouse / "half"), with_column(old, "stored_at", stored), mode="overwrite")
+    assert by_rows(warehouse, shop.place) == {"paid": "COMMIT", "cancelled": "ROLLBACK", "open": "ROLLBACK"}
+    assert shop.column(f"SELECT id FROM {TABLE} WHERE id = 'absent'") == []
 
 
 def test_a_rule_that_fails_or_waits_stops_no_other_and_is_tried_again(

@@ -45,6 +45,7 @@ QUESTIONS = (
     "iceberg",
     "config",
     "tx",
+    "database",
 )
 LINES = (
     ("run", "--conf", "conf/local.yaml", "--set", "kafka.queues=2", "--set", "delay.max=1d"),
@@ -182,6 +183,10 @@ def test_a_decision_on_a_known_half_message_is_sent_without_spark(
         ("send-again",),
         ("gateway", "--listen"),
         ("iceberg",),
+        ("database", "create"),
+        ("database", "create", "sqlite://", "--print"),
+        ("database", "tidy"),
+        ("database", "tidy", "sqlite://", "--older-than", "long"),
         ("topics", "--explode"),
     ],
     ids=" ".join,
@@ -270,7 +275,7 @@ def test_the_configuration_is_printed_without_its_secrets() -> None:
 
 
 def test_a_rule_that_can_not_be_read_is_an_error_of_the_configuration() -> None:
-    for address, told in (("postgresql://h/db", ""), ("mysql://h/db", "write postgresql://HOST/DATABASE")):
+    for address, told in (("postgresql://h/db", ""), ("h/db", "write postgresql://HOST/DATABASE")):
         found = CliRunner().invoke(app.app, ["config", f"--set=checks={{g: {{database: '{address}'}}}}"])
         assert f"checks = {{'g': {{'database': '{address}'}}}}" in found.output
         assert (found.exit_code == 0) == (told == "")

@@ -20,6 +20,7 @@ from commitlake.errors import FailedSendError, ProducerError, RecordError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of
 from commitlake.protocol.durations import DAY_MS
+from commitlake.protocol.wire import Settings
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
 from commitlake.testing.producer import InMemoryProducer
 
@@ -366,6 +367,31 @@ def test_a_message_made_of_a_received_one_does_not_name_its_row(plain: Shop) -> 
     copy.properties[NAME] = "shop/1"
     plain.producer.send(copy)
     assert [message.properties for message in plain.lake.messages("orders")] == [{"shop": "1"}]
+
+
+def test_one_object_that_is_sent_in_several_blocks_at_once_names_each_one_s_row(plain: Shop, tmp_path: Path) -> None:
+    """While a block makes its record, another block, and a plain send, send the same object."""
+    other, message = Shop(tmp_path / "other.db"), Message("orders", "a book")
+    other.sql(f"UPDATE {TABLE} SET state = 'other' WHERE id = 'database'")
+    newest, begun = plain.producer._link._newest, []  # type: ignore[attr-defined]
+
+    def settings() -> Settings:
+        if not begun:
+            begun.append(True)
+            with other.begin() as transaction:
+                transaction.send(message)
+            plain.producer.send(message)
+        return newest()  # type: ignore[no-any-return]
+
+    plain.producer._link._newest = settings  # type: ignore[attr-defined]
+    with closing(other.made), plain.begin() as transaction:
+        transaction.send(message)
+    named = [
+        found.properties.get(NAME, "").split("/")[0]
+        for lake in (plain.lake, other.lake)
+        for found in lake.messages("orders")
+    ]
+    assert named == ["", "shop", "other"]
 
 
 @pytest.mark.parametrize("wrong", ["", "shop", "shop/", "/1"])

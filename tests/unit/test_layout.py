@@ -27,7 +27,7 @@ LAYERS = {
     "clients": (
         ("daemon_pool", "renamed", "sql", "tracing"),
         ("proof_rows",),
-        ("producer", "consumer"),
+        ("databases", "producer", "consumer"),
         ("delta", "gateway"),
     ),
     "coordinator": (

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import random
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from commitlake.clients.sql import Sql
-from commitlake.errors import ProducerError, UndecidedError
+from commitlake.errors import ArgumentError, ProducerError, UndecidedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     CREATE,
     DATABASE,
+    HANDLING,
     KEPT_MS,
     REVOKED,
     TABLE,
+    TIDY_MS,
     RowName,
+    created_by,
     decision_of,
     tries_of,
 )
+
+_INSERT = f"INSERT INTO {TABLE} (id, state, at) VALUES (:id, :state, :at)"
+_ON_CONFLICT, _ON_DUPLICATE = "ON CONFLICT (id) DO NOTHING", "ON DUPLICATE KEY UPDATE id = id"
+_UNLESS_THERE = {
+    "sqlite": _ON_CONFLICT, "postgresql": _ON_CONFLICT, "mysql": _ON_DUPLICATE, "mariadb": _ON_DUPLICATE
+}  # fmt: skip
+"""For whoever checks. MySQL's INSERT IGNORE would cut an id that is too long, and so take another one."""
+_AT_ONCE = 1_000
+"""Rows that one transaction changes, which others may wait for."""
+_PATIENCE_S = 30
+_OF_INNODB = ("SELECT @@innodb_lock_wait_timeout", "SET innodb_lock_wait_timeout = {}", "1")
+_WAITS = {
+    "postgresql": ("SHOW lock_timeout", "SET LOCAL lock_timeout = '{}'", "1s"),
+    "mysql": _OF_INNODB,
+    "mariadb": _OF_INNODB,
+}
+"""How long a transaction waits for another one: the question, the change, and a second."""
 
 
 class ProofRows:
@@ -34,9 +56,7 @@ class ProofRows:
 
     def insert(self, name: str, state: str) -> None:
         """Insert a row; raises `Sql.duplicate` when it is there, after a wait for the transaction that has it."""
-        self.sql.change(
-            f"INSERT INTO {TABLE} (id, state, at) VALUES (:id, :state, :at)", id=name, state=state, at=now_ms()
-        )
+        self.sql.change(_INSERT, id=name, state=state, at=now_ms())
 
     def update(self, name: str, before: str, state: str) -> bool:
         """Replace the state of a row, if it is still what it was; returns whether it was."""
@@ -54,11 +74,10 @@ class ProofRows:
             if (found := self.state(DATABASE)) is not None:
                 return found
         except Exception as error:  # the driver's
-            cause = error
+            cause = getattr(error, "orig", None) or error  # SQLAlchemy's has the statement, on lines of its own
         msg = (
             f"the database has no table {TABLE} with its name: {cause or f'it has no row {DATABASE!r}'}; make it with "
-            f"DatabaseListener(connect, create=True), or with: {CREATE}; INSERT INTO {TABLE} VALUES ('{DATABASE}', "
-            f"'{uuid.uuid4().hex}', 0)"
+            f"DatabaseListener(connect, create=True), with commitlake database create, or with: {created_by()}"
         )
         raise ProducerError(msg) from cause
 
@@ -82,10 +101,64 @@ class ProofRows:
             raise UndecidedError(msg)
         return decision
 
+    def decide_all(self, asked: Mapping[RowName, int], *, only_looks: bool = False) -> dict[RowName, str | Exception]:
+        """`decide`, for rows with the ages of their messages: decisions, or why there is none.
+
+        Most come from few short transactions. What would take half a minute of waits for open transactions is left
+        out. With `only_looks` no row is changed, and what has no row is left out.
+
+        Raises:
+            ProducerError: there is no table, or no name of the database.
+            Exception: the driver's, when the connection is lost.
+        """
+        here = self.database()
+        self.sql.given.rollback()
+        ids = sorted({name.id for name, age_ms in asked.items() if name.database == here and age_ms <= KEPT_MS})
+        look = self._states if only_looks else self._revoked_all
+        states: dict[str, str] = {}
+        for begin in range(0, len(ids), _AT_ONCE):
+            states |= look(ids[begin : begin + _AT_ONCE])
+        told: dict[RowName, str | Exception] = {}
+        until = time.monotonic() + _PATIENCE_S
+        for name in random.sample(list(asked), len(asked)):  # so that what is open keeps nothing from its turn
+            decision = decision_of(states.get(name.id)) if name.database == here else None
+            if decision or not (only_looks or time.monotonic() > until):
+                told[name] = decision or self._alone(name, asked[name])
+        return told
+
+    def _alone(self, name: RowName, age_ms: int) -> str | Exception:
+        try:
+            return self.decide(name, age_ms)
+        except Exception as error:
+            self.sql.given.rollback()
+            if getattr(error, "connection_invalidated", False):
+                raise
+            return error
+
+    def _revoked_all(self, names: Sequence[str]) -> dict[str, str]:
+        """Insert tombstones, unless the rows are there; the rows' states, or none where one is still open, or wrong."""
+        if (unless_there := _UNLESS_THERE.get(self.sql.dialect[0])) is None:
+            return {}
+        rows = [{"id": name, "state": REVOKED, "at": now_ms()} for name in names]
+        try:
+            with self.short_wait():
+                self.sql.change_all(f"{_INSERT} {unless_there}", rows)
+            found = self._states(names)  # only now: it sees all that the inserts have waited for
+            self.sql.given.commit()
+        except Exception:  # the driver's; one by one it is told of whom it is
+            self.sql.given.rollback()
+            return {}
+        return found
+
+    def _states(self, names: Sequence[str]) -> dict[str, str]:
+        given = {f"n{number}": name for number, name in enumerate(names)}
+        places = ", ".join(f":{place}" for place in given)
+        return dict(self.sql.rows(f"SELECT id, state FROM {TABLE} WHERE id IN ({places})", given))
+
     def _revoked(self, name: str) -> str | None:
         """Insert a tombstone, unless the row is there; returns the row's state."""
         try:
-            with self._short_wait():
+            with self.short_wait():
                 self.insert(name, REVOKED)
             self.sql.given.commit()
         except self.sql.duplicate:
@@ -94,29 +167,47 @@ class ProofRows:
         return REVOKED
 
     @contextmanager
-    def _short_wait(self) -> Iterator[None]:
-        """Wait for an open local transaction for a second: PostgreSQL would wait for ever, and MySQL for 50 s."""
-        kind = self.sql.dialect[0]
-        if kind == "postgresql":
-            self.sql.change("SET LOCAL lock_timeout = '1s'")
-        before = self.sql.value("SELECT @@innodb_lock_wait_timeout") if kind in ("mysql", "mariadb") else None
-        if before is not None:
-            self.sql.change("SET innodb_lock_wait_timeout = 1")
+    def short_wait(self) -> Iterator[None]:
+        """Wait for an open transaction for a second: PostgreSQL would wait for ever, and MySQL for 50 s."""
+        if (kind := self.sql.dialect[0]) not in _WAITS:
+            yield
+            return
+        question, change, second = _WAITS[kind]
+        before = self.sql.value(question)
+        self.sql.change(change.format(second))
         try:
             yield
         finally:
-            if before is not None:  # the connection goes back into the engine's pool
-                self.sql.change(f"SET innodb_lock_wait_timeout = {int(before)}")
+            with suppress(Exception):  # the driver's, in a transaction of PostgreSQL that has failed: its end resets it
+                self.sql.change(change.format(before))
+
+    def tidy(self, older_than_ms: int = TIDY_MS) -> int:
+        """Delete rows of this age, but those of consumers' blocks that have not ended; returns how many.
+
+        Raises:
+            ArgumentError: younger ones would go too.
+        """
+        if older_than_ms < TIDY_MS:
+            msg = (
+                "only rows of 31 days or more may go: a check that finds no row rolls back, so without a younger row "
+                "messages of a transaction that has committed would be lost; give 31d or more"
+            )
+            raise ArgumentError(msg)
+        count, old = 0, f"FROM {TABLE} WHERE at < :before AND id <> :own AND state <> '{HANDLING}'"
+        values = {"before": now_ms() - older_than_ms, "own": DATABASE}
+        while name := self.sql.value(f"SELECT min(id) {old}", **values):
+            for _ in range(_AT_ONCE):
+                count += self.sql.change(f"DELETE FROM {TABLE} WHERE id = :id", id=name)
+                if not (name := self.sql.value(f"SELECT min(id) {old}", **values)):
+                    break
+            self.sql.given.commit()
+        return count
 
     def create(self) -> None:
         """Make the table, and give the database a name, unless it has one."""
-        try:
-            named = self.state(DATABASE) is not None
-        except Exception:  # the driver's, of a table that is not there
-            self.sql.given.rollback()
+        if not self.sql.has(TABLE):
             self._create_table()
-            named = False
-        if not named:
+        if self.state(DATABASE) is None:
             with suppress(self.sql.duplicate):  # another instance was quicker
                 self.insert(DATABASE, uuid.uuid4().hex)
                 self.sql.given.commit()

@@ -1,8 +1,11 @@
-"""Statements on a connection of an application: one of sqlite3, or a connection or session of SQLAlchemy."""
+"""Statements on a connection of an application: of sqlite3, of psycopg 3, or a connection or session of SQLAlchemy."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
 from typing import Any
@@ -10,68 +13,172 @@ from typing import Any
 from commitlake.errors import ArgumentError
 
 AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
+WITHIN = (
+    "database= is within a block `with connection.transaction()`, which ends its transaction itself; open such a block "
+    "within that of begin_transaction, or leave it out"
+)
 _ALLOWED = (
-    "allowed are a connection of sqlite3, one or a session of SQLAlchemy, and in a producer one of psycopg 3; none of "
-    "asyncio's"
+    "allowed are a connection of sqlite3 or psycopg 3, and a connection or session of SQLAlchemy; none of asyncio's"
+)
+_ALLOWED_IN_ASYNCIO = (
+    "the producer for asyncio takes an AsyncSession or an AsyncConnection of SQLAlchemy, or one of psycopg 3"
 )
 _ONE = "in its place give a session of one engine, or the connection: a message can only follow one transaction"
+_WAIT_IS_OVER = {"55P03", 1205}
+"""PostgreSQL's and MySQL's codes of a wait for another transaction that was given up."""
 
 
 class Sql:
-    """Statements with parameters that are written `:name`.
+    """Statements with parameters that are written `:name`, on a connection of sqlite3; made by `sql_of`.
+
+    Attributes:
+        given: the connection, or session.
+        was_open: whether it was in a transaction: the questions below begin one on a session.
+        dialect: SQLAlchemy's names of the kind of database and of the driver.
+        duplicate: the error of an id that is there already, and of other constraints.
 
     Raises:
-        ArgumentError: `given` is no such connection, commits each statement, or has several databases.
+        ArgumentError: `given` commits each statement.
     """
 
+    dialect: tuple[str, str] = ("sqlite", "sqlite3")
+    duplicate: type[Exception] = sqlite3.IntegrityError
+    _TABLE = "SELECT name FROM sqlite_master WHERE name = :name"
+
     def __init__(self, given: Any) -> None:
-        is_lite = isinstance(given, sqlite3.Connection)
-        if not is_lite and not any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in homes(given)):
-            raise not_allowed(given, _ALLOWED)
-        self.given = given if is_lite else sessions_own(given)
-        self._alchemy: Any = None if is_lite else import_module("sqlalchemy")
-        self.was_open = _is_open(given) if is_lite else bool(self.given.in_transaction())
-        """Whether it was in a transaction: the questions below begin one on a session."""
-        errors: Any = sqlite3 if is_lite else import_module("sqlalchemy.exc")
-        self.duplicate: type[Exception] = errors.IntegrityError
-        """The error of an id that is there already, and of other constraints."""
+        self.given = given
+        self.was_open = self._is_open()
         if self._commits_by_itself():
             raise ArgumentError(AUTOCOMMIT)
 
+    def begin(self) -> None:
+        """Begin a transaction where none is open, so that a savepoint can't be one."""
+        if not self.given.in_transaction:
+            self.given.execute("BEGIN")
+
+    def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        """The rows of a question."""
+        with closing(self._cursor()) as cursor:
+            cursor.execute(self._written(sql), values)
+            return list(cursor.fetchall())
+
+    def value(self, sql: str, **values: object) -> Any:
+        """The one column of the first row; None without a row."""
+        found = self.rows(sql, values)
+        return found[0][0] if found else None
+
+    def change(self, sql: str, **values: object) -> int:
+        """Run a statement; returns the number of rows that it has changed."""
+        with closing(self._cursor()) as cursor:
+            cursor.execute(self._written(sql), values)
+            return int(cursor.rowcount)
+
+    def change_all(self, sql: str, values: Sequence[Mapping[str, object]]) -> None:
+        """Run a statement once for each of `values`."""
+        with closing(self._cursor()) as cursor:
+            cursor.executemany(self._written(sql), values)
+
+    def has(self, table: str) -> bool:
+        """Whether there is such a table; an outage raises."""
+        return self.value(self._TABLE, name=table) is not None
+
+    def _cursor(self) -> Any:
+        cursor = self.given.cursor()
+        cursor.row_factory = None
+        return cursor
+
+    @staticmethod
+    def _written(sql: str) -> str:
+        return sql
+
+    def _is_open(self) -> bool:
+        """Whether a transaction is open; with `autocommit=False`, of Python 3.12, one always is."""
+        return self.given.in_transaction and getattr(self.given, "autocommit", None) is not False
+
+    def _commits_by_itself(self) -> bool:
+        return _is_autocommit(self.given)
+
+
+class _Psycopg(Sql):
+    dialect = ("postgresql", "psycopg")
+    _TABLE = "SELECT CAST(to_regclass(:name) AS text)"
+
+    def __init__(self, given: Any) -> None:
+        self._psycopg = import_module("psycopg")
+        self.duplicate = self._psycopg.IntegrityError
+        super().__init__(given)
+        if getattr(given, "_num_transactions", 0):
+            raise ArgumentError(WITHIN)
+
+    def begin(self) -> None:
+        if not self._is_open():
+            self.value("SELECT 1")  # psycopg begins with a statement
+
+    def _cursor(self) -> Any:
+        return self._psycopg.Cursor(self.given, row_factory=self._psycopg.rows.tuple_row)
+
+    @staticmethod
+    def _written(sql: str) -> str:
+        return re.sub(r":(\w+)", r"%(\1)s", sql)
+
+    def _is_open(self) -> bool:
+        status = self._psycopg.pq.TransactionStatus
+        return self.given.info.transaction_status not in (status.IDLE, status.UNKNOWN)
+
+    def _commits_by_itself(self) -> bool:
+        return bool(self.given.autocommit)
+
+
+class Awaited:
+    """An object of asyncio with the methods of a plain one, for code that `run_sync` runs in a greenlet."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    async def run_sync(self, call: Callable[[Any], Any]) -> Any:
+        """Run a function with this object, and await what it calls of it."""
+        return await import_module("sqlalchemy.util").greenlet_spawn(call, self)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.given, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *given: import_module("sqlalchemy.util").await_only(found(*given))
+
+
+class _AsyncPsycopg(_Psycopg):
+    def _cursor(self) -> Any:
+        return Awaited(self._psycopg.AsyncCursor(self.given.given, row_factory=self._psycopg.rows.tuple_row))
+
+
+class _Alchemy(Sql):
+    def __init__(self, given: Any) -> None:
+        self._alchemy = import_module("sqlalchemy")
+        self.duplicate = import_module("sqlalchemy.exc").IntegrityError
+        super().__init__(sessions_own(given))
+
     @property
-    def dialect(self) -> tuple[str, str]:
-        """SQLAlchemy's names of the kind of database and of the driver."""
-        if self._alchemy is None:
-            return "sqlite", "sqlite3"
+    def dialect(self) -> tuple[str, str]:  # type: ignore[override]
         return self._dialect().name, self._dialect().driver
 
     def begin(self) -> None:
-        """Begin a transaction where none is open, so that a savepoint can't be one."""
-        if self._alchemy is None:
-            if not self.given.in_transaction:
-                self.given.execute("BEGIN")
-            return
         if not self.given.in_transaction():
             self.given.begin()  # a later block `with connection.begin()` then can't end it
         connection = self._connection()
         if self.dialect[0] == "sqlite" and not connection.connection.driver_connection.in_transaction:
             connection.exec_driver_sql("BEGIN")
 
-    def value(self, sql: str, **values: object) -> Any:
-        """The one column of the first row; None without a row."""
-        if self._alchemy is not None:
-            return self.given.execute(self._alchemy.text(sql), values).scalar()
-        with closing(self.given.cursor()) as cursor:
-            cursor.row_factory = None
-            found = cursor.execute(sql, values).fetchone()
-        return None if found is None else found[0]
+    def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.given.execute(self._alchemy.text(sql), values)]
 
     def change(self, sql: str, **values: object) -> int:
-        """Run a statement; returns the number of rows that it has changed."""
-        if self._alchemy is not None:
-            return int(self.given.execute(self._alchemy.text(sql), values).rowcount)
-        with closing(self.given.cursor()) as cursor:
-            return int(cursor.execute(sql, values).rowcount)
+        return int(self.given.execute(self._alchemy.text(sql), values).rowcount)
+
+    def change_all(self, sql: str, values: Sequence[Mapping[str, object]]) -> None:
+        self.given.execute(self._alchemy.text(sql), values)
+
+    def has(self, table: str) -> bool:
+        return bool(self._alchemy.inspect(self._connection()).has_table(table))
 
     def _dialect(self) -> Any:
         return getattr(self.given, "dialect", None) or self.given.get_bind().dialect
@@ -80,13 +187,58 @@ class Sql:
         """SQLAlchemy's connection, also of a session."""
         return self.given.connection() if callable(self.given.connection) else self.given
 
+    def _is_open(self) -> bool:
+        return bool(self.given.in_transaction())
+
     def _commits_by_itself(self) -> bool:
-        raw = self.given if self._alchemy is None else self._connection().connection.dbapi_connection
+        raw = self._connection().connection.dbapi_connection
         if self.dialect[0] == "sqlite":
-            return raw.isolation_level is None or getattr(raw, "autocommit", False) is True
+            return _is_autocommit(raw)
         with suppress(AttributeError, NotImplementedError):
             return bool(self._dialect().detect_autocommit_setting(raw))
         return bool(self._connection().get_isolation_level() == "AUTOCOMMIT")
+
+
+def sql_of(given: Any) -> Sql:
+    """Statements on a connection, or a session.
+
+    Raises:
+        ArgumentError: `given` is no such connection, commits each statement, or has several databases.
+    """
+    if isinstance(given, sqlite3.Connection):
+        return Sql(given)
+    where = homes(given)
+    if "psycopg" in where and isinstance(given, import_module("psycopg").Connection):
+        return _Psycopg(given)
+    if isinstance(given, Awaited):
+        return _AsyncPsycopg(given)
+    if any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in where):
+        return _Alchemy(given)
+    raise not_allowed(given, _ALLOWED)
+
+
+def _is_autocommit(lite: Any) -> bool:
+    return lite.isolation_level is None or getattr(lite, "autocommit", False) is True
+
+
+def is_wait_over(error: Exception) -> bool:
+    """Whether the database gave up a wait for another transaction."""
+    cause = getattr(error, "orig", None) or error
+    return not _WAIT_IS_OVER.isdisjoint((getattr(cause, "sqlstate", None), *cause.args[:1]))
+
+
+def awaited(given: Any) -> Any:
+    """An asynchronous connection or session of SQLAlchemy as it is; psycopg's with its `run_sync`.
+
+    Raises:
+        ArgumentError: `given` is none of these.
+    """
+    where = homes(given)
+    if "psycopg" in where and isinstance(given, import_module("psycopg").AsyncConnection):
+        return Awaited(given)
+    if not (any(each.startswith("sqlalchemy.ext.asyncio") for each in where) and hasattr(given, "run_sync")):
+        raise not_allowed(given, _ALLOWED_IN_ASYNCIO)
+    return given
 
 
 def homes(given: Any) -> list[str]:
@@ -97,11 +249,6 @@ def homes(given: Any) -> list[str]:
 def not_allowed(given: Any, allowed: str) -> ArgumentError:
     """The error for an object that is no connection of the kinds that are allowed."""
     return ArgumentError(f"database= is a {type(given).__module__}.{type(given).__name__}; {allowed}")
-
-
-def _is_open(given: sqlite3.Connection) -> bool:
-    """Whether a transaction is open; with `autocommit=False`, of Python 3.12, one always is."""
-    return given.in_transaction and getattr(given, "autocommit", None) is not False
 
 
 def sessions_own(given: Any) -> Any:

@@ -7,6 +7,7 @@ level decides, since a unique key waits for what is open.
 
 from __future__ import annotations
 
+import uuid
 from typing import NamedTuple
 
 from commitlake.errors import RecordError
@@ -24,6 +25,7 @@ CREATE = f"CREATE TABLE {TABLE} (id VARCHAR(64) PRIMARY KEY, state VARCHAR(64) N
 """`at` is ms since epoch, UTC."""
 KEPT_MS = 30 * DAY_MS
 """Rows are not deleted before this age, by any clock that is less than a day wrong. No older check gets a decision."""
+TIDY_MS = KEPT_MS + DAY_MS
 _OPEN = "OPEN"
 
 
@@ -36,6 +38,11 @@ class RowName(NamedTuple):
     def __str__(self) -> str:
         """The value of the user property."""
         return f"{self.database}/{self.id}"
+
+
+def created_by() -> str:
+    """The SQL that makes the table, and gives the database a new name."""
+    return f"{CREATE}; INSERT INTO {TABLE} VALUES ('{DATABASE}', '{uuid.uuid4().hex}', 0)"
 
 
 def row_name_of(text: str) -> RowName:

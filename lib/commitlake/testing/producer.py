@@ -15,6 +15,7 @@ from commitlake.clients.producer.connection import NOT_RUNNING
 from commitlake.clients.producer.default import SHUTDOWN_S
 from commitlake.clients.producer.engine import Queue, Result
 from commitlake.clients.producer.link import Done, KafkaLink
+from commitlake.clients.producer.record_maker import NO_PROOF, Proof
 from commitlake.clients.producer.transaction import HalfMessage
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSendError, UncertainSendError
@@ -206,9 +207,9 @@ class InMemoryProducer(TransactionMQProducer):
     def fault(self, fault: Fault | None) -> None:
         self.engine.fault = fault
 
-    def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
+    def send_half(self, message: Message, first: HalfMessage | None = None, proof: Proof = NO_PROOF) -> HalfMessage:
         """Send a half message; with `CHECKED_WHILE_RUNNING` a check follows the first one of its transaction."""
-        half = super().send_half(message, first)
+        half = super().send_half(message, first, proof)
         if first is None and self.fault is Fault.CHECKED_WHILE_RUNNING:
             self.fault = None
             self._members.let_check()

@@ -212,12 +212,13 @@ class ReceivedMessage:
         the block does is rolled back. Call `done` after the block.
 
         Args:
-            database: a connection of sqlite3, or a connection or session of SQLAlchemy, in no transaction.
+            database: a connection of sqlite3 or psycopg 3, or a connection or session of SQLAlchemy, in no transaction.
             create: make the table `commitlake_transactions` where it is missing; else a migration does.
 
         Raises:
             ProducerError: `database` can't be used, or has no such table.
-            ConsumerError: the connection is in a transaction, or the block has ended it itself.
+            ConsumerError: the connection is in a transaction, or the block has ended it itself, or another block for
+                this message is still open: the message comes again.
         """
         return once(database, row_id(self._outcomes.group, self.topic, self.position, self.message_id), create)
 

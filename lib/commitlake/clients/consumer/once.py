@@ -8,9 +8,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.clients.sql import Sql
+from commitlake.clients.sql import is_wait_over, sql_of
 from commitlake.errors import ConsumerError
 from commitlake.protocol.database_row import HANDLED, HANDLING, TABLE
+
+STILL_OPEN = (
+    "another block for this message is open for more than a second, in this process or another; let the error end the "
+    "handler, or call message.retry(): the message comes again"
+)
 
 
 def row_id(*names: str) -> str:
@@ -25,15 +30,16 @@ def once(database: Any, name: str, create: bool) -> Iterator[bool]:
     What a block does then is rolled back, as after an error in it.
 
     Args:
-        database: as for `Sql`.
+        database: as for `sql_of`.
         name: the id of the row.
         create: make the table where it is missing.
 
     Raises:
         ProducerError: `database` can't be used, or has no table for the row.
-        ConsumerError: the connection is in a transaction, or the block has committed or rolled back in its middle.
+        ConsumerError: the connection is in a transaction, or the block has committed or rolled back in its middle, or
+            another block for the message is still open.
     """
-    rows = ProofRows(sql := Sql(database))
+    rows = ProofRows(sql := sql_of(database))
     if sql.was_open:
         msg = "the connection is in a transaction, which would commit with the message; commit or roll it back before"
         raise ConsumerError(msg)
@@ -55,7 +61,9 @@ def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
     except Exception as error:  # the driver's
         with suppress(Exception):
             rows.sql.given.rollback()
-        if TABLE not in str(getattr(error, "orig", error)):  # an outage or a time-out, and not a missing table
+        if is_wait_over(error):
+            raise ConsumerError(STILL_OPEN) from error
+        if rows.sql.has(TABLE):
             raise
         if create:
             rows.create()
@@ -65,10 +73,11 @@ def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
 
 
 def _inserted(rows: ProofRows, name: str) -> bool:
-    """Whether the row was not there; waits for another transaction that has it."""
+    """Whether the row was not there; waits a second for another transaction that has it."""
     rows.sql.begin()
     try:
-        rows.insert(name, HANDLING)
+        with rows.short_wait():
+            rows.insert(name, HANDLING)
     except rows.sql.duplicate:
         rows.sql.given.rollback()
         state = rows.state(name)

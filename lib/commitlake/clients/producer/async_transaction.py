@@ -11,12 +11,11 @@ from typing import Any, Self
 from commitlake.clients.producer.database_transaction import DatabaseTransaction, row_of
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
+from commitlake.clients.producer.record_maker import Proof
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import log_lost
-from commitlake.clients.sql import Sql, homes, not_allowed
+from commitlake.clients.sql import awaited, sql_of
 from commitlake.errors import ProducerError
-
-_ALLOWED = "the producer for asyncio takes an AsyncSession or an AsyncConnection of SQLAlchemy"
 
 
 class AsyncTransaction:
@@ -90,14 +89,12 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         given: the session or connection.
 
     Raises:
-        ArgumentError: it is none of both.
+        ArgumentError: it is none of these.
     """
 
     def __init__(self, producer: ProducerOnLoop, kept: Callable[..., Coroutine[Any, Any, Any]], given: Any) -> None:
-        if not (any(each.startswith("sqlalchemy.ext.asyncio") for each in homes(given)) and hasattr(given, "run_sync")):
-            raise not_allowed(given, _ALLOWED)
         super().__init__(producer, kept)
-        self._given = given
+        self._given = awaited(given)
         self._is_begun = False
 
     async def __aenter__(self) -> Self:
@@ -106,14 +103,12 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         return self
 
     def _begin(self, connection: Any) -> None:
-        if self._producer.listener is None:
-            msg = "database= needs a listener in asyncio's producer; give it commitlake.DatabaseListener(engine)"
-            raise ProducerError(msg)
-        self._inner = DatabaseTransaction(self._send_half, self._note, row_of(Sql(connection), self._producer.listener))
+        row = row_of(sql_of(connection), self._producer.listener)
+        self._inner = DatabaseTransaction(self._send_half, self._note, row)
         self._is_begun = True
 
-    def _send_half(self, message: Message, first: HalfMessage | None) -> HalfMessage:
-        sending = self._producer.sending(lambda: self._producer.send_half(message, first), message)
+    def _send_half(self, message: Message, first: HalfMessage | None, proof: Proof) -> HalfMessage:
+        sending = self._producer.sending(lambda: self._producer.send_half(message, first, proof), message)
         half: HalfMessage = import_module("sqlalchemy.util").await_only(sending)
         return half
 

@@ -107,10 +107,11 @@ class AsyncTransactionMQProducer:
 
         Args:
             is_answered: a rule of the coordinator answers the checks.
-            database: an `AsyncSession` or `AsyncConnection` of SQLAlchemy, whose transaction ends with this one.
+            database: an `AsyncSession` or `AsyncConnection` of SQLAlchemy, or an `AsyncConnection` of psycopg 3, whose
+                transaction ends with this one.
 
         Raises:
-            ArgumentError: `database` is none of both.
+            ArgumentError: `database` is none of these.
         """
         self._producer.warn_if_unanswered(is_answered)
         if database is None:

@@ -10,14 +10,11 @@ from typing import Any, NoReturn
 from commitlake.clients.producer.listener import TransactionListener
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.clients.sql import Sql
+from commitlake.clients.sql import Sql, sql_of
 from commitlake.errors import ProducerError, UndecidedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     COMMITTED,
-    DATABASE,
-    HANDLING,
-    KEPT_MS,
     NAME,
     REVOKED,
     TABLE,
@@ -26,10 +23,6 @@ from commitlake.protocol.database_row import (
     row_name_of,
     tries_of,
 )
-from commitlake.protocol.durations import DAY_MS
-
-_AT_ONCE = 1_000
-"""Rows that `tidy` deletes in one transaction, which others may wait for."""
 
 
 class LocalRow:
@@ -116,8 +109,8 @@ class DatabaseListener(TransactionListener):
     asked again.
 
     Args:
-        connect: makes a connection of sqlite3 for each check, such as `lambda: sqlite3.connect("shop.db")`; or an
-            engine of SQLAlchemy.
+        connect: makes a connection of sqlite3 or psycopg for each check, such as `lambda: sqlite3.connect("shop.db")`;
+            or an engine of SQLAlchemy.
         create: make the table where it is missing; else a migration does.
 
     Raises:
@@ -166,21 +159,12 @@ class DatabaseListener(TransactionListener):
     def tidy(self) -> int:
         """Delete rows that are older than 31 days; returns how many."""
         with self._opened() as rows:
-            count, sql = 0, rows.sql
-            old = f"FROM {TABLE} WHERE at < :before AND id <> :own AND state <> '{HANDLING}'"
-            values = {"before": now_ms() - KEPT_MS - DAY_MS, "own": DATABASE}
-            while name := sql.value(f"SELECT min(id) {old}", **values):
-                for _ in range(_AT_ONCE):
-                    count += sql.change(f"DELETE FROM {TABLE} WHERE id = :id", id=name)
-                    if not (name := sql.value(f"SELECT min(id) {old}", **values)):
-                        break
-                sql.given.commit()
-        return count
+            return rows.tidy()
 
     @contextmanager
     def _opened(self) -> Iterator[ProofRows]:
         connection = self._connect()
         try:
-            yield ProofRows(Sql(connection))
+            yield ProofRows(sql_of(connection))
         finally:
             connection.close()

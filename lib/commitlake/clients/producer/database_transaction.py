@@ -9,9 +9,9 @@ from typing import Any
 from commitlake.clients.producer.database_row import DatabaseListener, LocalRow
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
 from commitlake.clients.producer.postgresql import LocalDatabase
-from commitlake.clients.producer.record_maker import topic_of
+from commitlake.clients.producer.record_maker import Proof, topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.clients.sql import Sql
+from commitlake.clients.sql import Sql, sql_of
 from commitlake.errors import ArgumentError
 
 log = logging.getLogger(__name__)
@@ -23,12 +23,7 @@ def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
     Raises:
         ArgumentError: `given` can't be used, or nothing would answer its checks.
     """
-    if type(given).__module__.partition(".")[0] == "psycopg":
-        if isinstance(listener, DatabaseListener):
-            msg = "a DatabaseListener answers by rows; give a connection of SQLAlchemy, or leave the listener out"
-            raise ArgumentError(msg)
-        return LocalDatabase(given)
-    sql = Sql(given)
+    sql = sql_of(given)
     if sql.dialect == ("postgresql", "psycopg") and not isinstance(listener, DatabaseListener):
         return LocalDatabase(sql.given)
     return row_of(sql, listener)
@@ -56,18 +51,18 @@ class DatabaseTransaction(Transaction):
     is sent: the coordinator asks the database.
 
     Args:
-        send_half: sends a half message; its second argument is the first one of the transaction, None for the first.
+        send_half: sends a half message, with arguments as for `RecordMaker.half`.
         send_decision: sends the decision on all half messages, without waiting.
         database: the transaction of the database.
     """
 
     def __init__(
         self,
-        send_half: Callable[[Message, HalfMessage | None], HalfMessage],
+        send_half: Callable[[Message, HalfMessage | None, Proof], HalfMessage],
         send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
         database: LocalDatabase | LocalRow,
     ) -> None:
-        super().__init__(send_half, send_decision)
+        super().__init__(lambda *given: send_half(*given, {database.property: str(self._taken)}), send_decision)
         self._database = database
         self._taken: Any = None  # its name
         self._tries = self._last_sent = 0  # numbers of tries; a failed try may have left its mark in an outer savepoint
@@ -88,8 +83,7 @@ class DatabaseTransaction(Transaction):
                 self._database.check(self._last_sent)
             self._tries += 1
             self._database.mark(self._tries)
-            with message.proven_by(self._database.property, str(self._taken)):
-                sent = super().send(message)
+            sent = super().send(message)
             self._last_sent = self._tries
             return sent
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -110,7 +109,6 @@ class Message:
     message_id: str | None = field(default=None, kw_only=True)
     _made_transaction_id: str | None = field(default=None, kw_only=True, repr=False)
     _made_id: str | None = field(default=None, kw_only=True, repr=False)
-    _proof: tuple[str, str] | None = field(default=None, kw_only=True, repr=False)  # a property of the current send
 
     def __post_init__(self) -> None:
         for name, kinds in _KINDS.items():
@@ -166,15 +164,6 @@ class Message:
         """Set the transaction id of one attempt; the next attempt gets another one."""
         if transaction_id != self.chosen_transaction_id:
             self.transaction_id = self._made_transaction_id = transaction_id
-
-    @contextmanager
-    def proven_by(self, name: str, value: str) -> Iterator[None]:
-        """Name what answers the checks, by a property of the send within the `with` block."""
-        self._proof = name, value
-        try:
-            yield
-        finally:  # the same object may later be sent in another transaction, or in none
-            self._proof = None
 
     def put_user_property(self, name: str, value: str) -> None:
         """Set a user property; `CHECK_IMMUNITY_TIME_IN_SECONDS` sets the immunity, as in RocketMQ.

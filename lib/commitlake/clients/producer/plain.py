@@ -155,7 +155,7 @@ def sharding_key_of(message: Message) -> bytes | None:
 
 
 def properties_of(message: Message) -> dict[str, str]:
-    """The user properties of a message, with the one that names the database transaction of the send, if there is one.
+    """The user properties of a message.
 
     Raises:
         RecordError: `Message.properties` is no dict, which `delta_transaction` needs to add its own; or one of them is
@@ -170,7 +170,7 @@ def properties_of(message: Message) -> dict[str, str]:
         free(name)
     for name in PROOFS:  # copied from a received message, it would make that one's transaction answer
         found.pop(name, None)
-    return found | dict([message._proof] if message._proof else [])
+    return found
 
 
 def named(name: object, value: object) -> tuple[str, str]:

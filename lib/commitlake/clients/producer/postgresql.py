@@ -9,7 +9,7 @@ import importlib
 import uuid
 from typing import Any
 
-from commitlake.clients.sql import AUTOCOMMIT, not_allowed
+from commitlake.clients.sql import AUTOCOMMIT, WITHIN, not_allowed
 from commitlake.errors import ArgumentError, ProducerError, SetupError, installed_by
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, Xact, answer_of, judged, question, xact
 
@@ -46,11 +46,7 @@ class LocalDatabase:
         if connection.autocommit:
             raise ArgumentError(AUTOCOMMIT)
         if getattr(connection, "_num_transactions", 0):
-            msg = (
-                "database= is within a block `with connection.transaction()`, which ends its transaction itself; open "
-                "such a block within that of begin_transaction, or leave it out"
-            )
-            raise ArgumentError(msg)
+            raise ArgumentError(WITHIN)
         if not getattr(given, "in_transaction", lambda: True)():
             given.begin()  # SQLAlchemy's transaction; a later block `with connection.begin()` then can't end it
         self._block = uuid.uuid4().hex

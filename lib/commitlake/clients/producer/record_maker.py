@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from commitlake.clients.producer import plain
@@ -18,6 +19,9 @@ from commitlake.errors import ArgumentError, RecordError
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position, plain_text, to_headers
+
+Proof = Mapping[str, str]
+NO_PROOF: Proof = MappingProxyType({})
 
 
 def new_id() -> str:
@@ -70,15 +74,22 @@ class RecordMaker:
         return wire.MessageRecord(**self._fields(message))
 
     def half(
-        self, message: Message, first: wire.HalfRecord | None = None, first_half: Position | None = None
+        self,
+        message: Message,
+        first: wire.HalfRecord | None = None,
+        first_half: Position | None = None,
+        proof: Proof = NO_PROOF,
     ) -> wire.HalfRecord:
         """The record of a half message.
 
         `first` is the first half message of its transaction, at `first_half`; both are None for the first one itself.
+        `proof` is the property that names what answers the checks. It is no part of the message, which may be sent in
+        several transactions at once.
         """
         chosen, is_new = message.chosen_transaction_id, message.message_id is None
         transaction_id = plain.id_of("Message.transaction_id", None if chosen == "" else chosen)
         fields = self._fields(message)
+        fields["properties"] |= proof
         if self.settings.reject_transactions:
             msg = "the coordinator rejects transactions at present (transaction.reject is on); try again later"
             raise RecordError(msg, "TRANSACTIONS_REJECTED")

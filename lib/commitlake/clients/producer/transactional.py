@@ -30,7 +30,7 @@ from commitlake.clients.producer.message import (
 )
 from commitlake.clients.producer.plain import milliseconds
 from commitlake.clients.producer.postgresql import LocalDatabase
-from commitlake.clients.producer.record_maker import topic_of
+from commitlake.clients.producer.record_maker import NO_PROOF, Proof, topic_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.errors import ArgumentError, FailedSendError, RefusedSendError, UndecidedError
 from commitlake.protocol import wire
@@ -195,9 +195,9 @@ class TransactionMQProducer(DefaultMQProducer):
         Args:
             is_answered: a rule of the coordinator answers the checks, so do not warn that a listener is missing. If the
                 coordinator publishes the groups with a rule, these count instead.
-            database: a connection of sqlite3, or a connection or session of SQLAlchemy. Its transaction ends with this
-                one, and a row of it proves the commit to a `DatabaseListener`. With psycopg 3, and no such listener,
-                PostgreSQL itself answers, by a rule of the coordinator.
+            database: a connection of sqlite3 or psycopg 3, or a connection or session of SQLAlchemy. Its transaction
+                ends with this one, and a row of it proves the commit to a `DatabaseListener`. With psycopg, and no such
+                listener, PostgreSQL itself answers, by a rule of the coordinator.
 
         Raises:
             ArgumentError: `database` is no such connection.
@@ -266,14 +266,14 @@ class TransactionMQProducer(DefaultMQProducer):
                         self._checks = None
                         checks.stop(time.monotonic())
 
-    def send_half(self, message: Message, first: HalfMessage | None = None) -> HalfMessage:
-        """Send a half message; `first` is the first one of its transaction, None for the first one itself."""
+    def send_half(self, message: Message, first: HalfMessage | None = None, proof: Proof = NO_PROOF) -> HalfMessage:
+        """Send a half message, after `first` or as the first of its transaction; `proof` says who answers checks."""
         with tracing.sending(topic_of(message)) as span:
-            return self._send_half(message, first, span)
+            return self._sent(message, first, proof, span)
 
-    def _send_half(self, message: Message, first: HalfMessage | None, span: tracing.Traced) -> HalfMessage:
+    def _sent(self, message: Message, first: HalfMessage | None, proof: Proof, span: tracing.Traced) -> HalfMessage:
         with self._refusing(tracing.carried()) as maker:
-            record = maker.half(message, *((first.record, first.at) if first else ()))
+            record = maker.half(message, *((first.record, first.at) if first else ()), proof=proof)
             encoded = wire.encode_half(record)
         span.sends(record)
         message.take_part_in(record.transaction_id)

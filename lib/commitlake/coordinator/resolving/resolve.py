@@ -12,22 +12,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from commitlake.clients.databases import opened_rows
 from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import DEADLINE, DELTA_LOG, TABLES, AllowedPlaces, deadline_of, places_of
+from commitlake.clients.proof_rows import ProofRows
 from commitlake.config import Config
 from commitlake.config.terminal import printable
 from commitlake.coordinator.resolving.rules import POSTGRESQL, CheckRule, rule_of
-from commitlake.errors import ConfigError, RecordError, WarehouseError
+from commitlake.errors import ConfigError, RecordError, UndecidedError, WarehouseError
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.clock import BrokerClock
+from commitlake.protocol.database_row import NAME, RowName, row_name_of
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, Xact, judged, xact_of
@@ -45,8 +48,8 @@ FROM {_DUE} d WHERE properties[$tables] IS NOT NULL
 """
 _BY_DATABASE = f"""
 SELECT transaction_id, queue, queue_offset, round, checks, {{now}} - epoch_ms(stored_at) AS age_ms,
-       properties[$transaction] AS xact
-FROM {_DUE} d WHERE properties[$transaction] IS NOT NULL
+       properties[$property] AS named
+FROM {_DUE} d WHERE properties[$property] IS NOT NULL
 """
 _DECISIONS = """
 SELECT transaction_id, queue, queue_offset, round, checks,
@@ -94,6 +97,8 @@ class Resolver:
         self._lock, self._looked_at = threading.Lock(), 0.0
         self._pending: pa.Table | None = None
         self._answered: dict[str, set[str]] = {rule.group: set() for rule in self.rules}
+        if any(rule.database for rule in self.rules):
+            importlib.import_module("sqlalchemy")
         if any(rule.needs_postgresql for rule in self.rules):
             importlib.import_module("commitlake.coordinator.resolving.database")
 
@@ -134,7 +139,8 @@ class Resolver:
     def _found(self, tables: Tables, rule: CheckRule, *, only_looks: bool = False) -> list[Mapping[str, Any]]:
         now = self._clock.now_ms()
         if rule.database:
-            return by_database(tables, rule, now)
+            by_xid = by_database(tables, rule, now) if rule.needs_postgresql else []
+            return [*by_xid, *by_row(tables, rule, now, only_looks=only_looks)]
         if rule.table == DELTA_LOG:
             return by_log(tables, rule, self._allowed[rule.group], now, only_looks=only_looks)
         return decided(tables, rule, now)
@@ -233,9 +239,9 @@ def by_database(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, 
     from commitlake.coordinator.resolving.database import answers
 
     asked: list[tuple[Mapping[str, Any], Xact]] = []
-    for row in tables.rows(_BY_DATABASE.format(now=now), group=rule.group, transaction=TRANSACTION).to_pylist():
+    for row in tables.rows(_BY_DATABASE.format(now=now), group=rule.group, property=TRANSACTION).to_pylist():
         try:
-            asked.append((row, xact_of(row["xact"])))
+            asked.append((row, xact_of(row["named"])))
         except RecordError as error:
             _warn_open(row["transaction_id"], str(error))
     told = answers(rule, {xact.xid for _, xact in asked}) if asked else {}
@@ -251,10 +257,44 @@ def by_database(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, 
     return found
 
 
-def _ask_nothing(rule: CheckRule) -> None:
-    from commitlake.coordinator.resolving.database import answers
+def by_row(tables: Tables, rule: CheckRule, now: int, *, only_looks: bool = False) -> list[Mapping[str, Any]]:
+    """The transactions of `begin_transaction(database=...)` that a row decides, or with its tombstone, in the database.
 
-    answers(rule, ())
+    With `only_looks` no tombstone is inserted.
+
+    Raises:
+        DatabaseError: the database refuses, or is out of reach.
+        ProducerError: it has no table for the rows.
+    """
+    asked: list[tuple[Mapping[str, Any], RowName]] = []
+    for row in tables.rows(_BY_DATABASE.format(now=now), group=rule.group, property=NAME).to_pylist():
+        try:
+            asked.append((row, row_name_of(row["named"])))
+        except RecordError as error:
+            _warn_open(row["transaction_id"], str(error))
+    if not asked:
+        return []
+    with _opened(rule) as rows:
+        told = rows.decide_all({name: row["age_ms"] for row, name in asked}, only_looks=only_looks)
+    for row, name in asked:
+        is_long = row["age_ms"] > _LONG_MS  # until then it may just be open
+        if isinstance(why := told.get(name), UndecidedError) or (is_long and isinstance(why, Exception)):
+            _warn_open(row["transaction_id"], str(why))
+    return [{**row, "decision": told[name]} for row, name in asked if isinstance(told.get(name), str)]
+
+
+def _opened(rule: CheckRule) -> AbstractContextManager[ProofRows]:
+    return opened_rows(f"checks.{rule.group}", rule.database, rule.user, rule.password)
+
+
+def _ask_nothing(rule: CheckRule) -> None:
+    if rule.needs_postgresql:
+        from commitlake.coordinator.resolving.database import answers
+
+        answers(rule, ())
+        return
+    with _opened(rule) as rows:
+        rows.database()
 
 
 def _table(tables: Tables, rule: CheckRule) -> str:

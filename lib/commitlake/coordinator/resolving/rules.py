@@ -17,6 +17,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from commitlake.clients.databases import ADDRESSES
 from commitlake.clients.delta.allowed_places import DELTA_LOG
 from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import duration
@@ -45,7 +46,7 @@ class CheckRule:
         user: of the database.
         password: where the password is, such as `env:NAME`.
         places: with `delta-log`: the places below which a half message may name tables.
-        database: `postgresql://HOST/DATABASE`, which is asked how its own transactions ended.
+        database: SQLAlchemy's address of the services' database, whose rows are asked how their transactions ended.
     """
 
     group: str
@@ -63,7 +64,7 @@ class CheckRule:
     @property
     def needs_postgresql(self) -> bool:
         """Whether PostgreSQL is asked, for a table or for its own transactions."""
-        return bool(self.database) or self.table.startswith(POSTGRESQL)
+        return self.database.startswith(POSTGRESQL) or self.table.startswith(POSTGRESQL)
 
     @property
     def on(self) -> str:
@@ -123,9 +124,8 @@ def _of_database(name: str, group: str, given: Mapping[str, Any]) -> CheckRule:
         raise ConfigError(msg)
     address = given["database"].removeprefix("jdbc:")
     url = urlsplit(address)
-    is_more = _has_password(url) or "table" in parse_qs(url.query)
-    if is_more or not address.startswith(POSTGRESQL):
-        msg = f"{name}.database: write {POSTGRESQL}HOST/DATABASE, without a table, and user and password as keys"
+    if _has_password(url) or "table" in parse_qs(url.query) or not url.scheme:
+        msg = f"{name}.database: write {ADDRESSES}, without a table, and user and password as keys"
         raise ConfigError(msg)
     _check_password(name, given.get("password"))
     return CheckRule(

@@ -21,7 +21,7 @@ from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
 from commitlake.spark import preflight, process
-from commitlake.tools.cli import tx, without_spark
+from commitlake.tools.cli import database, tx, without_spark
 from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, with_address
 
 if TYPE_CHECKING:
@@ -319,6 +319,7 @@ def erase(
 
 
 app.add_typer(tx.app, name="tx")
+app.add_typer(database.app, name="database")
 for command in without_spark.COMMANDS:
     app.command()(command)
 
