@@ -189,6 +189,8 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(keys=["a", " "]), "ILLEGAL_MESSAGE_KEY"),
         (message(keys=["a\n"]), "ILLEGAL_MESSAGE_KEY"),
         (message(message_group=" "), "ILLEGAL_MESSAGE_GROUP"),
+        (message(message_group="a\n"), "ILLEGAL_MESSAGE_GROUP"),
+        (message(message_group="g" * 64), "ILLEGAL_MESSAGE_GROUP"),
         (message(kind=d.FIFO), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
         (message(kind=d.DELAY), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
         (message(kind=d.LITE, lite_topic="a"), "UNSUPPORTED"),
@@ -211,6 +213,18 @@ def test_what_is_refused_has_rocketmqs_code(given: Any, expected: str) -> None:
     response = kafka.send(given)
     assert (code(response), len(response.status.message) > 10) == (expected, True)
     assert kafka.coordinator.messages("orders") == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "given"),
+    [
+        ("max_properties", 129, message(properties={str(n): "a" for n in range(129)})),
+        ("max_property_size", "32KiB", message(properties={"a": "x" * 16_384})),
+        ("max_message_group", "64B", message(message_group="g" * 64)),
+    ],
+)
+def test_rocketmqs_limits_are_keys(key: str, value: object, given: Any) -> None:
+    assert code(Kafka(**{f"gateway.{key}": value}).send(given)) == "OK"
 
 
 @pytest.mark.parametrize(

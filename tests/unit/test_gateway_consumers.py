@@ -40,12 +40,6 @@ SIMPLE = d.Settings(
 )
 
 
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invisible durations may be shorter than the 10 s of RocketMQ."""
-    monkeypatch.setattr(consumers, "LEAST_S", 0.001)
-
-
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Path:
     """Three messages in two queues."""
@@ -283,10 +277,7 @@ def _filter(text: str, kind: int = d.SQL) -> dict[str, Any]:
         ({"invisible_duration": {"seconds": 43_201}}, "ILLEGAL_INVISIBLE_TIME"),
     ],
 )
-def test_what_can_not_be_received_is_refused(
-    warehouse: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], expected: str
-) -> None:
-    monkeypatch.setattr(consumers, "LEAST_S", receiving.LEAST_S)
+def test_what_can_not_be_received_is_refused(warehouse: Path, change: dict[str, Any], expected: str) -> None:
     fields = {
         "group": {"name": "points"}, "message_queue": {"topic": {"name": "orders"}}, "batch_size": 1,
         "invisible_duration": {"seconds": 60}, **change,

@@ -18,11 +18,6 @@ from commitlake.clients.gateway.stubs import services as s
 FIFO = ("poi*",)
 
 
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "LEAST_S", 0.001)
-
-
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Path:
     """Two message groups, each in a queue of its own, of three messages each; and a message without a group."""

@@ -15,7 +15,6 @@ from commitlake.clients.gateway.deliveries import Deliveries
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.reader import MOST_HELD, Reader
 from commitlake.clients.gateway.receiving import (
-    LEAST_S,
     MOST_RECEIVED,
     Subscribed,
     check_filter,
@@ -57,6 +56,7 @@ class Consumers:
         self._deliveries = Deliveries(is_connected)
         self._readers: dict[Subscribed, Reader] = {}
         self._calls: Counter[str] = Counter()
+        self._least_s = settings.gateway.min_invisible_ms / 1_000
         self._flood = ThrottledWarning(log)
         self._ending: set[asyncio.Future[None]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class Consumers:
             WarehouseError: the topic can't be read.
         """
         until, what = time.monotonic() + wait_s, subscribed(request, limits)
-        duration_s = None if request.auto_renew else invisible_s(request.invisible_duration, LEAST_S)
+        duration_s = None if request.auto_renew else invisible_s(request.invisible_duration, self._least_s)
         most = max(1, min(request.batch_size, MOST_RECEIVED))
         try:
             with self._waiting(caller.client):
