@@ -42,7 +42,8 @@ _MOST_READERS, _MOST_OF_CLIENT = 500, 50
 """Readers of the gateway, with two threads each, and readers of one client, so that none takes all places."""
 _MOST_CALLS_OF_CLIENT = 200
 """Waiting calls of one client. `server` limits the calls of a connection, and of all clients."""
-_REFUSED_S = 5.0
+_REFUSED_S, _LEAST_REFUSED_S = 5.0, 0.5
+"""Such a call is refused after its own wait, within these bounds: a client may ask without any."""
 _LOOK_S = 1.0
 _LEAVE_S = 12.0
 _DEAD = "the client gave it up"
@@ -171,7 +172,7 @@ class Consumers:
         """Let a client wait that asks for too much: it may ask again without end, and others would have no time."""
         if error.code == "TOO_MANY_REQUESTS":
             self._flood.say("refused calls of client %.100r: %s", client, error)
-            await asyncio.sleep(min(wait_s, _REFUSED_S))
+            await asyncio.sleep(min(max(wait_s, _LEAST_REFUSED_S), _REFUSED_S))
 
     @contextmanager
     def _waiting(self, client: str) -> Iterator[None]:
