@@ -324,6 +324,17 @@ def test_settings_go_both_ways_and_another_kind_of_consumer_is_refused() -> None
     assert (ended, reason.partition(":")[0]) == ("INVALID_ARGUMENT", "UNSUPPORTED"), "RocketMQ's clients wait for it"
 
 
+@pytest.mark.parametrize("kind", [d.CLIENT_TYPE_UNSPECIFIED, d.PUSH_CONSUMER])
+def test_settings_of_neither_a_producer_nor_a_consumer_are_refused(kind: int) -> None:
+    async def work(stub: Any) -> Any:
+        stream = stub.Telemetry(metadata=CLIENT)
+        await stream.write(s.TelemetryCommand(settings=d.Settings(client_type=kind)))
+        return await end_of(stream)
+
+    ended, reason = Kafka().serve(work)
+    assert (ended, reason.partition(":")[0]) == ("INVALID_ARGUMENT", "UNRECOGNIZED_CLIENT_TYPE")
+
+
 def test_a_client_that_ends_has_its_stream_ended() -> None:
     async def work(stub: Any) -> Any:
         stream = stub.Telemetry(metadata=CLIENT)

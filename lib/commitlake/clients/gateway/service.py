@@ -214,6 +214,9 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
     async def _settled(self, given: Proto, session: Session) -> Proto:
         if given.HasField("subscription"):
             return await asyncio.to_thread(consumer_settings, given, self._fifo)
+        if not given.HasField("publishing"):
+            msg = "the settings are neither of a producer nor of a consumer; RocketMQ 5's clients send one of both"
+            raise GatewayRefusal(msg, "UNRECOGNIZED_CLIENT_TYPE")
         answer = producer_settings(given, self._producers.limits)
         for topic in session.set_topics(given.publishing.topics):
             self._checks.join(session, topic)
