@@ -8,8 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from commitlake.clients.consumer.consume import Consumer, consume
+from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.deliveries import Deliveries
 from commitlake.clients.gateway.messages import topic_name
@@ -54,10 +56,10 @@ class Consumers:
 
     def __init__(self, settings: Config, fifo: Sequence[str], is_connected: Callable[[str], bool]) -> None:
         self._settings, self._fifo = settings, fifo
+        self._least_s = settings.gateway.min_invisible_ms / 1_000
         self._deliveries = Deliveries(is_connected)
         self._readers: dict[Subscribed, Reader] = {}
         self._calls: Counter[str] = Counter()
-        self._least_s = settings.gateway.min_invisible_ms / 1_000
         self._flood = ThrottledWarning(log)
         self._ending: set[asyncio.Future[None]] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -132,9 +134,8 @@ class Consumers:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
         """
         names = topic_name(request.topic), group_name(request.group)
-        found = self._deliveries.end(request.receipt_handle, *names, caller)
-        found.message.retry(max_attempts=1, remark=_DEAD)
-        found.lines.passed(found.message)
+        dead = partial(ReceivedMessage.retry, max_attempts=1, remark=_DEAD)
+        self._finish(request.receipt_handle, *names, caller, dead)
         return services.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
     def client_ended(self, client: str) -> None:
@@ -155,18 +156,23 @@ class Consumers:
     def _acknowledged(self, entry: Proto, topic: str, group: str, caller: Caller) -> Proto:
         status = ok()
         try:
-            found = self._deliveries.end(entry.receipt_handle, topic, group, caller)
-            message = found.message
-            message.done()
-            if not message.finished:
-                msg = f"{message!r} can't be noted as done any more, since the group's tables fail; it comes again"
-                raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
-            found.lines.passed(message)
+            self._finish(entry.receipt_handle, topic, group, caller, ReceivedMessage.done)
         except GatewayRefusal as error:
             status = status_of(error)
         return services.AckMessageResultEntry(
             message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
         )
+
+    def _finish(
+        self, handle: str, topic: str, group: str, caller: Caller, finish: Callable[[ReceivedMessage], None]
+    ) -> None:
+        """Finish the message of a handle, and give out what waits for that."""
+        found = self._deliveries.end(handle, topic, group, caller)
+        finish(found.message)
+        if not found.message.finished:
+            msg = f"{found.message!r} can't be finished any more, since the group's tables fail; it comes again"
+            raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
+        found.lines.passed(found.message)
 
     async def _slow_down(self, error: GatewayRefusal, client: str, wait_s: float) -> None:
         """Let a client wait that asks for too much: it may ask again without end, and others would have no time."""
@@ -226,10 +232,13 @@ class Consumers:
         """Each second, give up messages of queues that go to other instances, and readers that no client uses."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            for what, reader in list(self._readers.items()):
-                reader.release()
-                if reader.is_over or reader.is_idle(IDLE_S):
-                    self._end(what)
+            self._look()
+
+    def _look(self) -> None:  # apart, so that the task refers to no reader while it sleeps
+        for what, reader in list(self._readers.items()):
+            reader.release()
+            if reader.is_over or reader.is_idle(IDLE_S):
+                self._end(what)
 
     def _end(self, what: Subscribed) -> None:
         reader = self._readers.pop(what, None)
