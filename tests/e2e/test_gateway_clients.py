@@ -1,14 +1,15 @@
-"""RocketMQ's own clients for Java and Node, unchanged."""
+"""RocketMQ's own clients for Java, Node and Go, unchanged. What can't be fetched is skipped."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.gateway import gateway
+from tests.support.gateway import certified, gateway
 from tests.support.gateway_in_memory import outcomes
 from tests.support.killing import ROOT, kill
 from tests.support.namespace import check, published
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 SUPPORT = ROOT / "tests" / "support"
 SOURCES = SUPPORT / "java"
+Client = Callable[[Path], dict[str, list[str]]]
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def jars(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.soak  # Maven fetches a package
+@pytest.mark.short
 def test_the_java_client_sends_commits_and_answers_a_check(
     coordinator: Coordinator, jars: Path, topic: str, tmp_path: Path
 ) -> None:
@@ -72,21 +74,33 @@ def test_the_java_client_sends_commits_and_answers_a_check(
             kill(shop)
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
+def node(place: Path) -> dict[str, list[str]]:
     """The programs for Node, with the client."""
-    place = shutil.copytree(SUPPORT / "node", tmp_path / "node")
+    shutil.copytree(SUPPORT / "node", place)
     fetch("npm", "install", "--silent", cwd=place)
-    return place
+    return {name: ["node", str(place / f"{name}.js")] for name in ("shop", "points")}
 
 
-@pytest.mark.soak  # npm fetches a package
-def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroker, node: Path) -> None:
-    kafka = published(broker)
-    with gateway(kafka.servers, kafka.prefix) as running:
-        command = ["node", "shop.js", f"127.0.0.1:{running.port}", "orders"]
+def go(place: Path) -> dict[str, list[str]]:
+    """The program for Go, with the client, which writes its log into the folder."""
+    shutil.copytree(SUPPORT / "go", place)
+    fetch("go", "mod", "tidy", cwd=place)
+    subprocess.run(["go", "build"], cwd=place, check=True)
+    log = ["env", f"rocketmq.client.logRoot={place}"]
+    return {name: [*log, str(place / "gateway-client"), name] for name in ("shop", "points")}
+
+
+@pytest.mark.parametrize(("client", "is_tls", "recalls"), [(node, False, ["RECALL"]), (go, True, [])])
+def test_a_client_sends_commits_and_answers_a_check(
+    broker: EmbeddedBroker, tmp_path: Path, client: Client, is_tls: bool, recalls: list[str]
+) -> None:
+    kafka, command = published(broker), client(tmp_path / "client")["shop"]
+    with gateway(kafka.servers, kafka.prefix, *(certified(tmp_path) if is_tls else ())) as running:
+        whole = [*command, f"127.0.0.1:{running.port}", "orders"]
         pipe = subprocess.PIPE
-        shop = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=node, start_new_session=True)
+        shop = subprocess.Popen(
+            whole, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path / "client", start_new_session=True
+        )
         try:
             assert shop.stdin is not None and shop.stdout is not None
             assert shop.stdout.readline() == "sent\n"
@@ -103,10 +117,10 @@ def test_the_node_client_sends_commits_and_answers_a_check(broker: EmbeddedBroke
         (None, b"delayed"),
     }
     assert [record.value for record in kafka.read("half")] == [b"half"]
-    assert sorted(getattr(op, "decision", "RECALL") for op in kafka.ops()) == ["COMMIT", "COMMIT", "RECALL"]
+    assert sorted(getattr(op, "decision", "RECALL") for op in kafka.ops()) == ["COMMIT", "COMMIT", *recalls]
 
 
-@pytest.mark.soak  # Maven fetches a package
+@pytest.mark.short
 def test_the_java_client_consumes(broker: EmbeddedBroker, jars: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("shop: s3cret\n")
@@ -114,9 +128,9 @@ def test_the_java_client_consumes(broker: EmbeddedBroker, jars: Path, tmp_path: 
     _consumes(broker, tmp_path, command, "shop", "s3cret", "3", option=f"--access-keys=file:{keys}")
 
 
-@pytest.mark.soak  # npm fetches a package
-def test_the_node_client_consumes(broker: EmbeddedBroker, node: Path, tmp_path: Path) -> None:
-    _consumes(broker, tmp_path, ["node", str(node / "points.js")], "3")
+@pytest.mark.parametrize("client", [node, go])
+def test_a_client_consumes(broker: EmbeddedBroker, tmp_path: Path, client: Client) -> None:
+    _consumes(broker, tmp_path, client(tmp_path / "client")["points"], "3")
 
 
 def _consumes(broker: EmbeddedBroker, place: Path, command: list[str], *arguments: str, option: str = "") -> None:

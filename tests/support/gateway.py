@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.support.killing import kill
@@ -50,6 +51,15 @@ def gateway(servers: str, prefix: str, *options: str, port: int = 0) -> Iterator
         yield process
     finally:
         process.kill()
+
+
+def certified(place: Path) -> tuple[str, str]:
+    """The options of a gateway with a certificate for localhost, which is written to a folder."""
+    certificate, key = place / "gateway.pem", place / "gateway.key"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*made, *files], check=True, capture_output=True)
+    return f"--certificate={certificate}", f"--private-key={key}"
 
 
 @contextmanager

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from deltalake import DeltaTable
 
+from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.gateway.server import Entrance, listening
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import servicers
@@ -141,9 +143,24 @@ def attempt(message: Any) -> int:
 
 @asynccontextmanager
 async def calls(warehouse: Path, fifo: Sequence[str] = (), **arguments: Any) -> AsyncIterator[ConsumerCalls]:
-    """Calls to a gateway of its own."""
-    async with Kafka(warehouse=str(warehouse)).stub(fifo) as stub:
+    """Calls to a gateway of its own, which takes shorter invisible durations than RocketMQ's 10 s."""
+    async with Kafka(warehouse=str(warehouse), gateway__min_invisible="1ms").stub(fifo) as stub:
         yield ConsumerCalls(stub, **arguments)
+
+
+@contextmanager
+def failing_receipts() -> Iterator[None]:
+    """No receipt can be written within the `with` block."""
+    rows = Receipts.rows
+
+    def fail(self: Receipts, some: Any) -> Any:
+        if some:
+            raise RuntimeError
+        return rows(self, some)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Receipts, "rows", fail)
+        yield
 
 
 def run(work: Any) -> Any:

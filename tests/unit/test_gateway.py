@@ -189,6 +189,8 @@ def test_a_half_message_that_has_not_begun_is_not_sent_when_its_client_has_gone(
         (message(keys=["a", " "]), "ILLEGAL_MESSAGE_KEY"),
         (message(keys=["a\n"]), "ILLEGAL_MESSAGE_KEY"),
         (message(message_group=" "), "ILLEGAL_MESSAGE_GROUP"),
+        (message(message_group="a\n"), "ILLEGAL_MESSAGE_GROUP"),
+        (message(message_group="g" * 64), "ILLEGAL_MESSAGE_GROUP"),
         (message(kind=d.FIFO), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
         (message(kind=d.DELAY), "MESSAGE_PROPERTY_CONFLICT_WITH_TYPE"),
         (message(kind=d.LITE, lite_topic="a"), "UNSUPPORTED"),
@@ -211,6 +213,18 @@ def test_what_is_refused_has_rocketmqs_code(given: Any, expected: str) -> None:
     response = kafka.send(given)
     assert (code(response), len(response.status.message) > 10) == (expected, True)
     assert kafka.coordinator.messages("orders") == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "given"),
+    [
+        ("max_properties", 129, message(properties={str(n): "a" for n in range(129)})),
+        ("max_property_size", "32KiB", message(properties={"a": "x" * 16_384})),
+        ("max_message_group", "64B", message(message_group="g" * 64)),
+    ],
+)
+def test_rocketmqs_limits_are_keys(key: str, value: object, given: Any) -> None:
+    assert code(Kafka(**{f"gateway.{key}": value}).send(given)) == "OK"
 
 
 @pytest.mark.parametrize(
@@ -308,6 +322,17 @@ def test_settings_go_both_ways_and_another_kind_of_consumer_is_refused() -> None
     assert (code(producer), producer.settings.publishing.max_body_size) == ("OK", 1024 * 1024)
     assert producer.settings.backoff_policy.exponential_backoff.multiplier == 2
     assert (ended, reason.partition(":")[0]) == ("INVALID_ARGUMENT", "UNSUPPORTED"), "RocketMQ's clients wait for it"
+
+
+@pytest.mark.parametrize("kind", [d.CLIENT_TYPE_UNSPECIFIED, d.PUSH_CONSUMER])
+def test_settings_of_neither_a_producer_nor_a_consumer_are_refused(kind: int) -> None:
+    async def work(stub: Any) -> Any:
+        stream = stub.Telemetry(metadata=CLIENT)
+        await stream.write(s.TelemetryCommand(settings=d.Settings(client_type=kind)))
+        return await end_of(stream)
+
+    ended, reason = Kafka().serve(work)
+    assert (ended, reason.partition(":")[0]) == ("INVALID_ARGUMENT", "UNRECOGNIZED_CLIENT_TYPE")
 
 
 def test_a_client_that_ends_has_its_stream_ended() -> None:

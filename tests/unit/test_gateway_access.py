@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import importlib.util
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from tests.support.gateway import certified
 from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 from tests.support.polling import awaited
 
@@ -135,10 +135,7 @@ def test_an_address_that_is_not_of_this_machine_is_said_in_words_of_the_system(l
 
 
 def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "gateway.pem", tmp_path / "gateway.key"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*made, *files], check=True, capture_output=True)
+    certificate, key = (Path(option.partition("=")[2]) for option in certified(tmp_path))
     kafka = Kafka()
 
     async def work() -> Any:

@@ -18,6 +18,7 @@ from tests.support.gateway_in_memory import (
     calls,
     code,
     end_of,
+    failing_receipts,
     handle,
     ids,
     outcomes,
@@ -26,9 +27,9 @@ from tests.support.gateway_in_memory import (
 from tests.support.polling import awaited
 from tests.support.topic_table import AT, message, write
 
-from commitlake.clients.consumer import group_member, receipts
+from commitlake.clients.consumer import group_member
 from commitlake.clients.consumer.consume import Consumer
-from commitlake.clients.gateway import consumers, deliveries, reader, receiving, service
+from commitlake.clients.gateway import consumers, deliveries, reader, receiving, service, stubs
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
 from commitlake.protocol.topic_names import path_name
@@ -38,12 +39,6 @@ PUSH = d.Settings(client_type=d.PUSH_CONSUMER, subscription={"group": {"name": "
 SIMPLE = d.Settings(
     client_type=d.SIMPLE_CONSUMER, request_timeout={"seconds": 2}, subscription={"group": {"name": "points"}}
 )
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invisible durations may be shorter than the 10 s of RocketMQ."""
-    monkeypatch.setattr(consumers, "LEAST_S", 0.001)
 
 
 @pytest.fixture
@@ -283,10 +278,7 @@ def _filter(text: str, kind: int = d.SQL) -> dict[str, Any]:
         ({"invisible_duration": {"seconds": 43_201}}, "ILLEGAL_INVISIBLE_TIME"),
     ],
 )
-def test_what_can_not_be_received_is_refused(
-    warehouse: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], expected: str
-) -> None:
-    monkeypatch.setattr(consumers, "LEAST_S", receiving.LEAST_S)
+def test_what_can_not_be_received_is_refused(warehouse: Path, change: dict[str, Any], expected: str) -> None:
     fields = {
         "group": {"name": "points"}, "message_queue": {"topic": {"name": "orders"}}, "batch_size": 1,
         "invisible_duration": {"seconds": 60}, **change,
@@ -575,17 +567,9 @@ async def test_a_failure_is_noticed_while_nobody_takes_what_is_read_ahead(
     monkeypatch.setattr(consumers, "LEASE", "5s")
     write(warehouse, "orders", [message(n) for n in range(3, 6)])
 
-    rows = receipts.Receipts.rows
-
-    def fail(self: Any, some: Any) -> Any:
-        if some:
-            raise RuntimeError
-        return rows(self, some)
-
     async with calls(warehouse) as client:
         first, second = await client.receive(most=1) + await client.receive(most=1)
-        with monkeypatch.context() as patch:
-            patch.setattr(receipts.Receipts, "rows", fail)
+        with failing_receipts():
             assert await client.ack(first) == ["OK", "OK"], "its receipt is written later"
             await asyncio.sleep(1.3)
             assert await client.ack(second) == ["INVALID_RECEIPT_HANDLE"] * 2
@@ -643,17 +627,32 @@ async def test_one_client_does_not_wait_in_all_calls(
     monkeypatch.setattr(consumers, "_MOST_CALLS_OF_CLIENT", 1)
     async with calls(warehouse) as client:
         await client.ack(*await client.receive_all(3))
-        waiting = asyncio.create_task(client.answers(wait_s=3))
+        waiting = asyncio.create_task(client.answers(wait_s=4))
         await asyncio.sleep(0.5)
         begun = time.monotonic()
         for _ in range(2):
             assert [code(each) for each in await client.answers(wait_s=0.5)] == ["TOO_MANY_REQUESTS"]
         assert 1 <= time.monotonic() - begun < 2
+        begun = time.monotonic()
+        assert [code(each) for each in await client.answers(wait_s=0)] == ["TOO_MANY_REQUESTS"]
+        assert time.monotonic() - begun >= 0.5
         assert caplog.text.count("a client may wait in 1 calls at a time") == 1
         other = await ConsumerCalls(client.stub, OTHER).answers(wait_s=0.1)
         assert [code(each) for each in other] == ["MESSAGE_NOT_FOUND"]
         assert [code(each) for each in await waiting] == ["MESSAGE_NOT_FOUND"]
         assert [code(each) for each in await client.answers(wait_s=0.1)] == ["MESSAGE_NOT_FOUND"]
+
+
+def test_a_loop_of_calls_that_fail_does_not_fill_the_log(warehouse: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Path(f"{warehouse}_receipts").write_text("no directory")
+    stubs._throttle.cache_clear()
+
+    async def work() -> list[str]:
+        async with calls(warehouse) as client:
+            return [code((await client.answers())[0]) for _ in range(3)]
+
+    assert run(work()) == ["INTERNAL_SERVER_ERROR"] * 3
+    assert caplog.text.count("a call failed") == 1
 
 
 def test_a_call_waits_a_minute_at_most() -> None:

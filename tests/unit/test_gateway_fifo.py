@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.gateway_in_memory import CLIENT, ConsumerCalls, Kafka, attempt, calls, code, ids, outcomes
+from tests.support.gateway_in_memory import (
+    CLIENT,
+    ConsumerCalls,
+    Kafka,
+    attempt,
+    calls,
+    code,
+    failing_receipts,
+    ids,
+    outcomes,
+)
 from tests.support.polling import awaited
 from tests.support.topic_table import message, write
 
-from commitlake.clients.gateway import consumers, deliveries
+from commitlake.clients.gateway import consumers, deliveries, reader
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import services as s
 
 FIFO = ("poi*",)
-
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "LEAST_S", 0.001)
 
 
 @pytest.fixture
@@ -136,6 +142,40 @@ async def test_what_waits_for_its_next_attempt_does_not_keep_its_queue(tmp_path:
             assert (ids(again) in ("m0", "m1"), attempt(again)) == (True, 1)
             await second.ack(again)
             assert names(await second.receive()) == [f"m{int(ids(again)[1:]) + 2}"]
+
+
+@awaited
+async def test_nothing_passes_a_dead_letter_that_can_not_be_noted(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its reader has not yet noticed that the group's tables fail."""
+    monkeypatch.setattr(deliveries, "MOST_ATTEMPTS", 1)
+    monkeypatch.setattr(reader, "AHEAD", 1)
+    monkeypatch.setattr(reader, "_CHECK_S", 30.0)
+    write(warehouse, "orders", [message(n) for n in range(7, 12)])
+    async with calls(warehouse, FIFO) as client:
+        got = {ids(each): each for each in await client.receive_all(3, hidden_s=4)}
+        with failing_receipts():
+            await client.ack(got["m6"])
+            await asyncio.sleep(2)
+            assert await client.give_up(got["m0"]) == "INVALID_RECEIPT_HANDLE"
+            await asyncio.sleep(2.5)  # m1 had its last attempt
+            behind = names(await client.receive(wait_s=1))
+            assert "m7" in behind and not {"m2", "m3"} & {*behind}
+
+
+@awaited
+async def test_a_pause_keeps_nothing_in_memory_when_nobody_asks_any_more(
+    warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another instance gives the message out before; its window of messages has some MiB."""
+    monkeypatch.setattr(consumers, "IDLE_S", 0.5)
+    async with calls(warehouse, FIFO) as client:
+        for each in await client.receive_all(3, hidden_s=None):
+            assert (await client.change(each, 3_600))[0] == "OK"
+        while any(isinstance(each, reader.Reader) for each in gc.get_objects()):
+            await asyncio.sleep(0.5)
+            gc.collect()
 
 
 @awaited

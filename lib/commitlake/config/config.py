@@ -19,6 +19,7 @@ from commitlake.config.sections import (
     AcceptConfig,
     CatalogConfig,
     DelayConfig,
+    GatewayConfig,
     KafkaConfig,
     MaintenanceConfig,
     MetricsConfig,
@@ -51,6 +52,7 @@ class Config:
         topics: destination topics.
         delay: delays of messages.
         max_message_size: the largest value of a record, in bytes.
+        gateway: what a gateway takes of RocketMQ's clients.
         maintenance: compaction and retention.
         accept: losses and changes of Kafka that are accepted at this start.
         metrics: where the coordinator serves its metrics.
@@ -69,6 +71,7 @@ class Config:
     topics: TopicsConfig
     delay: DelayConfig
     max_message_size: int
+    gateway: GatewayConfig
     maintenance: MaintenanceConfig
     accept: AcceptConfig
     metrics: MetricsConfig
@@ -290,6 +293,7 @@ def _build(values: Mapping[str, object]) -> Config:
         transaction=TransactionConfig(**sections["transaction"]),
         topics=TopicsConfig(**sections["topics"]),
         delay=DelayConfig(**sections["delay"]),
+        gateway=GatewayConfig(**sections["gateway"]),
         maintenance=MaintenanceConfig(**sections["maintenance"]),
         accept=AcceptConfig(**sections["accept"]),
         metrics=MetricsConfig(**sections["metrics"]),

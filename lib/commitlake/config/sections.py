@@ -228,6 +228,23 @@ class DelayConfig:
 
 
 @dataclass(frozen=True)
+class GatewayConfig:
+    """What a gateway takes of RocketMQ's clients; the defaults are RocketMQ's.
+
+    Attributes:
+        max_properties: user properties of a message.
+        max_property_size: bytes of its tag, keys and user properties together.
+        max_message_group: bytes of its message group.
+        min_invisible_ms: the shortest invisible duration with which a client receives.
+    """
+
+    max_properties: int
+    max_property_size: int
+    max_message_group: int
+    min_invisible_ms: int
+
+
+@dataclass(frozen=True)
 class MaintenanceConfig:
     """When tables are compacted, and what is kept for how long.
 

@@ -8,14 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from commitlake.clients.consumer.consume import Consumer, consume
+from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.deliveries import Deliveries
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.reader import MOST_HELD, Reader
 from commitlake.clients.gateway.receiving import (
-    LEAST_S,
     MOST_RECEIVED,
     Subscribed,
     check_filter,
@@ -43,7 +44,8 @@ _MOST_READERS, _MOST_OF_CLIENT = 500, 50
 """Readers of the gateway, with two threads each, and readers of one client, so that none takes all places."""
 _MOST_CALLS_OF_CLIENT = 200
 """Waiting calls of one client. `server` limits the calls of a connection, and of all clients."""
-_REFUSED_S = 5.0
+_REFUSED_S, _LEAST_REFUSED_S = 5.0, 0.5
+"""Such a call is refused after its own wait, within these bounds: a client may ask without any."""
 _LOOK_S = 1.0
 _LEAVE_S = 12.0
 _DEAD = "the client gave it up"
@@ -54,6 +56,7 @@ class Consumers:
 
     def __init__(self, settings: Config, fifo: Sequence[str], is_connected: Callable[[str], bool]) -> None:
         self._settings, self._fifo = settings, fifo
+        self._least_s = settings.gateway.min_invisible_ms / 1_000
         self._deliveries = Deliveries(is_connected)
         self._readers: dict[Subscribed, Reader] = {}
         self._calls: Counter[str] = Counter()
@@ -73,7 +76,7 @@ class Consumers:
             WarehouseError: the topic can't be read.
         """
         until, what = time.monotonic() + wait_s, subscribed(request, limits)
-        duration_s = None if request.auto_renew else invisible_s(request.invisible_duration, LEAST_S)
+        duration_s = None if request.auto_renew else invisible_s(request.invisible_duration, self._least_s)
         most = max(1, min(request.batch_size, MOST_RECEIVED))
         try:
             with self._waiting(caller.client):
@@ -131,9 +134,8 @@ class Consumers:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
         """
         names = topic_name(request.topic), group_name(request.group)
-        found = self._deliveries.end(request.receipt_handle, *names, caller)
-        found.message.retry(max_attempts=1, remark=_DEAD)
-        found.lines.passed(found.message)
+        dead = partial(ReceivedMessage.retry, max_attempts=1, remark=_DEAD)
+        self._finish(request.receipt_handle, *names, caller, dead)
         return services.ForwardMessageToDeadLetterQueueResponse(status=ok())
 
     def client_ended(self, client: str) -> None:
@@ -154,24 +156,29 @@ class Consumers:
     def _acknowledged(self, entry: Proto, topic: str, group: str, caller: Caller) -> Proto:
         status = ok()
         try:
-            found = self._deliveries.end(entry.receipt_handle, topic, group, caller)
-            message = found.message
-            message.done()
-            if not message.finished:
-                msg = f"{message!r} can't be noted as done any more, since the group's tables fail; it comes again"
-                raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
-            found.lines.passed(message)
+            self._finish(entry.receipt_handle, topic, group, caller, ReceivedMessage.done)
         except GatewayRefusal as error:
             status = status_of(error)
         return services.AckMessageResultEntry(
             message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=status
         )
 
+    def _finish(
+        self, handle: str, topic: str, group: str, caller: Caller, finish: Callable[[ReceivedMessage], None]
+    ) -> None:
+        """Finish the message of a handle, and give out what waits for that."""
+        found = self._deliveries.end(handle, topic, group, caller)
+        finish(found.message)
+        if not found.message.finished:
+            msg = f"{found.message!r} can't be finished any more, since the group's tables fail; it comes again"
+            raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
+        found.lines.passed(found.message)
+
     async def _slow_down(self, error: GatewayRefusal, client: str, wait_s: float) -> None:
         """Let a client wait that asks for too much: it may ask again without end, and others would have no time."""
         if error.code == "TOO_MANY_REQUESTS":
             self._flood.say("refused calls of client %.100r: %s", client, error)
-            await asyncio.sleep(min(wait_s, _REFUSED_S))
+            await asyncio.sleep(min(max(wait_s, _LEAST_REFUSED_S), _REFUSED_S))
 
     @contextmanager
     def _waiting(self, client: str) -> Iterator[None]:
@@ -225,10 +232,13 @@ class Consumers:
         """Each second, give up messages of queues that go to other instances, and readers that no client uses."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            for what, reader in list(self._readers.items()):
-                reader.release()
-                if reader.is_over or reader.is_idle(IDLE_S):
-                    self._end(what)
+            self._look()
+
+    def _look(self) -> None:  # apart, so that the task refers to no reader while it sleeps
+        for what, reader in list(self._readers.items()):
+            reader.release()
+            if reader.is_over or reader.is_idle(IDLE_S):
+                self._end(what)
 
     def _end(self, what: Subscribed) -> None:
         reader = self._readers.pop(what, None)

@@ -44,9 +44,12 @@ class Lines:
         return True
 
     def passed(self, message: ReceivedMessage) -> None:
-        """Give out the next one of a line: the first one is finished, or another gateway has it."""
+        """Give out the next one of a line, once the first one is finished, or another gateway has it.
+
+        A message that could not be finished, since the group's tables fail, comes again: nothing may pass it.
+        """
         key = self.key(message)
-        if key is None:
+        if key is None or message.handed.is_open:
             return
         self._failed.pop(message, None)
         if self._behind[key]:
@@ -72,6 +75,12 @@ class Lines:
         for message in [each for each in self._paused if each.release()]:
             self._paused.pop(message).cancel()
             self.passed(message)
+
+    def close(self) -> None:
+        """Wait for no pause any more: the timers would keep the messages in memory, for 12 h at most."""
+        for timer in self._paused.values():
+            timer.cancel()
+        self._paused.clear()
 
     def _resume(self, message: ReceivedMessage) -> None:
         del self._paused[message]

@@ -11,13 +11,12 @@ from urllib.parse import quote, unquote
 
 from commitlake.clients.gateway.stubs import Proto, definitions, services
 from commitlake.clients.producer.message import Message
+from commitlake.config import GatewayConfig
 from commitlake.errors import GatewayRefusal, RecordError
 from commitlake.protocol import headers
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, OpRecord
 
-MOST_PROPERTIES, MOST_BYTES = 128, 16 * 1024
-"""User properties, and bytes of these, tag and keys together, by default in RocketMQ."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NOT_STORED = (headers.PGROUP, headers.TRANSACTION_ID)
 """Properties that name the group, and that a consumer gets and may send on."""
@@ -44,7 +43,7 @@ def is_half(given: Proto) -> bool:
     return bool(given.system_properties.message_type == definitions.TRANSACTION)
 
 
-def producer_message(given: Proto, most: int) -> Message:
+def producer_message(given: Proto, most: int, limits: GatewayConfig) -> Message:
     """The message as a producer sends it; a gzip body is unpacked to at most `most` + 1 bytes.
 
     Raises:
@@ -56,7 +55,7 @@ def producer_message(given: Proto, most: int) -> Message:
         msg = "the message has no topic; name one"
         raise GatewayRefusal(msg, "ILLEGAL_TOPIC")
     _check_kind(own)
-    _check_texts(own)
+    _check_texts(own, limits)
     message = Message(
         topic_name(given.topic),
         _body(given, most),
@@ -64,7 +63,7 @@ def producer_message(given: Proto, most: int) -> Message:
         keys=" ".join(own.keys) or None,
         sharding_key=own.message_group or None,
         message_id=own.message_id,
-        properties=_properties(given),
+        properties=_properties(given, limits),
     )
     if own.HasField("delivery_timestamp"):
         message.deliver_at = _delivery_ms(own.delivery_timestamp)
@@ -179,26 +178,32 @@ def _delivery_ms(given: Proto) -> int:
         raise GatewayRefusal(msg, "ILLEGAL_DELIVERY_TIME") from error
 
 
-def _check_texts(own: Proto) -> None:
+def _check_texts(own: Proto, limits: GatewayConfig) -> None:
     if "|" in own.tag or _CONTROL.search(own.tag):
         msg = f"the tag is {own.tag!r:.100}; it must have no | and no control character"
         raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_TAG")
     if not all(key.strip() and not _CONTROL.search(key) for key in own.keys):
         msg = "a key of the message is blank or has a control character; give it others, or leave it out"
         raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_KEY")
-    if own.HasField("message_group") and not own.message_group.strip():
-        msg = "the message group is blank; give it at least one character, or leave it out"
+    group, most = own.message_group, limits.max_message_group
+    is_legal = group.strip() and not _CONTROL.search(group) and len(group.encode()) <= most
+    if own.HasField("message_group") and not is_legal:
+        msg = (
+            f"the message group is {group!r:.100}; it must not be blank, have no control character, and at most {most} "
+            "bytes (gateway.max_message_group)"
+        )
         raise GatewayRefusal(msg, "ILLEGAL_MESSAGE_GROUP")
 
 
-def _properties(given: Proto) -> dict[str, str]:
+def _properties(given: Proto, limits: GatewayConfig) -> dict[str, str]:
     own = given.system_properties
     properties = {name: value for name, value in given.user_properties.items() if name not in _NOT_STORED}
     texts = [own.tag, *own.keys, *properties, *properties.values()]
-    if (size := sum(len(text.encode()) for text in texts)) > MOST_BYTES or len(properties) > MOST_PROPERTIES:
+    most, most_bytes = limits.max_properties, limits.max_property_size
+    if (size := sum(len(text.encode()) for text in texts)) > most_bytes or len(properties) > most:
         msg = (
-            f"{len(properties)} properties, tag and keys have {size} bytes; a message may have {MOST_PROPERTIES} "
-            f"properties, and {MOST_BYTES} bytes"
+            f"{len(properties)} properties, tag and keys have {size} bytes; a message may have {most} properties "
+            f"(gateway.max_properties), and {most_bytes} bytes (gateway.max_property_size)"
         )
         raise GatewayRefusal(msg, "MESSAGE_PROPERTIES_TOO_LARGE")
     for name, value in properties.items():

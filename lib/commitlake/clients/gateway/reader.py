@@ -132,6 +132,7 @@ class Reader:
     def stop(self) -> None:
         """Stop reading, and leave the group soon; unfinished messages are redelivered."""
         self._consumer.stop()
+        self.lines.close()
         self._room.release()
         self._end()
 

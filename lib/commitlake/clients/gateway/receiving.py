@@ -21,8 +21,8 @@ from commitlake.protocol.headers import TRANSACTION_ID
 from commitlake.protocol.topic_names import is_allowed
 from commitlake.protocol.wire import Settings
 
-MOST_RECEIVED, LEAST_S = 32, 10.0
-"""Messages of one call, and the shortest invisible duration with which it may ask for them, as in RocketMQ."""
+MOST_RECEIVED = 32
+"""Messages of one call, as in RocketMQ."""
 POLL_S = 20.0
 """Wait of a call that names no time."""
 _LONGEST_POLL_S = 60.0
@@ -78,7 +78,7 @@ def invisible_s(duration: Proto, least_s: float = 0.0) -> float:
     seconds: float = duration.ToMilliseconds() / 1_000
     if not least_s <= seconds <= LONGEST_S:
         problem = "too small" if seconds < least_s else "too large"  # RocketMQ's words, for which its tests look
-        msg = f"the invisibleTime is {problem}: {seconds} s; give {least_s:.0f} to {LONGEST_S:.0f} s"
+        msg = f"the invisibleTime is {problem}: {seconds} s; give {least_s:g} to {LONGEST_S:g} s"
         raise GatewayRefusal(msg, "ILLEGAL_INVISIBLE_TIME")
     return seconds
 

@@ -19,7 +19,7 @@ from commitlake.clients.gateway.routes import assignment, route
 from commitlake.clients.gateway.sessions import Session, producer_settings
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, servicers, services, status_of
 from commitlake.clients.producer.message import Message
-from commitlake.config import Config
+from commitlake.config import Config, GatewayConfig
 from commitlake.errors import GatewayRefusal
 from commitlake.protocol.recall_handle import decode_handle
 
@@ -57,7 +57,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
         self, access: Access, producers: Producers, checks: Checks, settings: Config, fifo: Sequence[str]
     ) -> None:
         self._access = access
-        self._producers, self._checks = producers, checks
+        self._producers, self._checks, self._limits = producers, checks, settings.gateway
         self._sessions: dict[str, set[Session]] = {}
         self._fifo = fifo
         self._consumers = Consumers(settings, fifo, self._sessions.__contains__)
@@ -95,7 +95,7 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
     @_answered(services.SendMessageResponse)
     async def SendMessage(self, request: Proto, caller: Caller) -> Proto:
         """Send messages of one topic; after a half message its client is asked for the checks of its group."""
-        response = await _sent(request.messages, self._producers)
+        response = await _sent(request.messages, self._producers, self._limits)
         if is_half(request.messages[0]):
             self._can_be_asked(caller.client, group_of(request.messages[0]))
         return response
@@ -214,6 +214,9 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
     async def _settled(self, given: Proto, session: Session) -> Proto:
         if given.HasField("subscription"):
             return await asyncio.to_thread(consumer_settings, given, self._fifo)
+        if not given.HasField("publishing"):
+            msg = "the settings are neither of a producer nor of a consumer; RocketMQ 5's clients send one of both"
+            raise GatewayRefusal(msg, "UNRECOGNIZED_CLIENT_TYPE")
         answer = producer_settings(given, self._producers.limits)
         for topic in session.set_topics(given.publishing.topics):
             self._checks.join(session, topic)
@@ -239,7 +242,7 @@ def _delivered_now() -> Proto:
     return response
 
 
-async def _sent(given: Sequence[Proto], producers: Producers) -> Proto:
+async def _sent(given: Sequence[Proto], producers: Producers, limits: GatewayConfig) -> Proto:
     """Send messages, and return the answer once Kafka has acknowledged all of them.
 
     Raises:
@@ -256,17 +259,17 @@ async def _sent(given: Sequence[Proto], producers: Producers) -> Proto:
     if len(given) > 1 and (len(groups) > 1 or any(map(is_half, given))):
         msg = "messages that are sent together need one producer group, and none may be one of a transaction"
         raise GatewayRefusal(msg, "MESSAGE_CORRUPTED")
-    messages = _messages(given, producers.limits.max_message_size)
+    messages = _messages(given, producers.limits.max_message_size, limits)
     call = _send_half if is_half(given[0]) else _send_all
     return services.SendMessageResponse(status=ok(), entries=await call(groups.pop(), messages, producers))
 
 
-def _messages(given: Sequence[Proto], most: int) -> list[Message]:
+def _messages(given: Sequence[Proto], most: int, limits: GatewayConfig) -> list[Message]:
     """The messages. Their bodies have at most `most` bytes together; each is unpacked only as far as room is left."""
     messages: list[Message] = []
     left = most
     for each in given:
-        messages.append(producer_message(each, left))
+        messages.append(producer_message(each, left, limits))
         left -= len(messages[-1].body)
         if left < 0:
             msg = f"the bodies have more than max_message_size = {most} bytes together; send fewer, or shorten them"
