@@ -66,12 +66,19 @@ def installed_by(requirement: str) -> set[str]:
         if key in found:
             continue
         found[key] = None
-        for text in metadata.requires(wanted.name) or []:
+        for text in _requires(wanted.name):
             needed = Requirement(text)
             extras = wanted.extras or {""}
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
                 waiting.append(needed)
     return {name for name, _ in found}
+
+
+def _requires(name: str) -> list[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:  # JupyterLab, which opens notebooks and is not part of the extra `dev`
+        return []
 
 
 @pytest.fixture(scope="module")
