@@ -179,7 +179,7 @@ def test_a_refusal_that_comes_before_the_send_returns_says_that_nothing_was_sent
 @pytest.mark.usefixtures("secured_coordinator")
 def test_missing_rights_on_a_groups_checks_are_logged_once(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> list[str]:
-        return [record.getMessage() for record in caplog.records if "reading checks" in record.getMessage()]
+        return [record.getMessage() for record in caplog.records if "can't read checks" in record.getMessage()]
 
     with (
         caplog.at_level(logging.WARNING, "commitlake"),
