@@ -97,13 +97,14 @@ def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str
 
 def _shipped(place: Path, arguments: Sequence[str], *, is_cluster_mode: bool) -> tuple[dict[str, str], Sequence[str]]:
     """Settings that give the cluster this package, and the others unless a Python is named that has them."""
-    zipped = {"spark.submit.pyFiles": str(_zipped(place))}
+    zipped = str(_zipped(place))
     is_python_named = "spark.pyspark.python" in session.chosen() or "PYSPARK_PYTHON" in os.environ
     if is_cluster_mode:
         more, arguments = cluster_mode.settings(place, arguments, is_python_named=is_python_named)
-        return zipped | more, arguments
+        # By the name that Spark gives them for all machines, the driver on the cluster would look for them here.
+        return {"spark.yarn.dist.pyFiles": zipped, **more}, arguments
     own = {} if is_python_named else executors.settings()
-    return {**zipped, "spark.pyspark.driver.python": sys.executable, **own}, arguments
+    return {"spark.submit.pyFiles": zipped, "spark.pyspark.driver.python": sys.executable, **own}, arguments
 
 
 def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:
