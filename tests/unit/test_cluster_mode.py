@@ -103,7 +103,7 @@ def test_the_command_needs_nothing_of_this_machine_later(
     monkeypatch.setattr(executors, "of_driver", lambda: ["pytz"])
     monkeypatch.setenv("COMMITLAKE_LOG", "INFO")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.setattr(submit.session.runtime, "jars", lambda _: ["/jars/delta.jar"])
+    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
     words = launched(monkeypatch, capsys, "--files /etc/krb5.conf")
     given = dict(word.split("=", 1) for word in words if "=" in word)
     assert given["spark.submit.deployMode"] == "cluster"
@@ -123,7 +123,7 @@ def test_the_command_needs_nothing_of_this_machine_later(
 def test_beside_a_named_python_no_package_travels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(submit.session.runtime, "jars", lambda _: ["/jars/delta.jar"])
+    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
     words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python")
     assert not any("spark.archives" in word or "PYTHONPATH" in word for word in words)
 
