@@ -373,7 +373,7 @@ def test_one_object_that_is_sent_in_several_blocks_at_once_names_each_one_s_row(
     """While a block makes its record, another block, and a plain send, send the same object."""
     other, message = Shop(tmp_path / "other.db"), Message("orders", "a book")
     other.sql(f"UPDATE {TABLE} SET state = 'other' WHERE id = 'database'")
-    newest, begun = plain.producer._link._newest, []  # type: ignore[attr-defined]
+    newest, begun = plain.producer._link._newest, list[bool]()  # type: ignore[attr-defined]
 
     def settings() -> Settings:
         if not begun:

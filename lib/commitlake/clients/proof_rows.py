@@ -34,13 +34,20 @@ _UNLESS_THERE = {
 _AT_ONCE = 1_000
 """Rows that one transaction changes, which others may wait for."""
 _PATIENCE_S = 30
-_OF_INNODB = ("SELECT @@innodb_lock_wait_timeout", "SET innodb_lock_wait_timeout = {}", "1")
+_OF_INNODB = (
+    "SET @commitlake_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = 1",
+    "SET innodb_lock_wait_timeout = @commitlake_wait",
+)
 _WAITS = {
-    "postgresql": ("SHOW lock_timeout", "SET LOCAL lock_timeout = '{}'", "1s"),
+    "postgresql": (
+        "SELECT set_config('commitlake.wait', current_setting('lock_timeout'), true),"
+        " set_config('lock_timeout', '1s', true)",
+        "SELECT set_config('lock_timeout', current_setting('commitlake.wait'), true)",
+    ),
     "mysql": _OF_INNODB,
     "mariadb": _OF_INNODB,
 }
-"""How long a transaction waits for another one: the question, the change, and a second."""
+"""Statements by which a transaction waits for another one for a second, and again for as long as before."""
 
 
 class ProofRows:
@@ -169,17 +176,15 @@ class ProofRows:
     @contextmanager
     def short_wait(self) -> Iterator[None]:
         """Wait for an open transaction for a second: PostgreSQL would wait for ever, and MySQL for 50 s."""
-        if (kind := self.sql.dialect[0]) not in _WAITS:
-            yield
-            return
-        question, change, second = _WAITS[kind]
-        before = self.sql.value(question)
-        self.sql.change(change.format(second))
+        shorten, restore = _WAITS.get(self.sql.dialect[0], ("", ""))
+        if shorten:
+            self.sql.change(shorten)
         try:
             yield
         finally:
-            with suppress(Exception):  # the driver's, in a transaction of PostgreSQL that has failed: its end resets it
-                self.sql.change(change.format(before))
+            with suppress(Exception):  # the driver's, in PostgreSQL's failed transaction, whose end restores it
+                if restore:
+                    self.sql.change(restore)
 
     def tidy(self, older_than_ms: int = TIDY_MS) -> int:
         """Delete rows of this age, but those of consumers' blocks that have not ended; returns how many.

@@ -38,7 +38,7 @@ class LocalRow:
         self._rows, self._given = ProofRows(sql), sql.given
         # Before the transaction: SQLite refuses to write after a read that another writer has overtaken.
         self._name = RowName(self._rows.database(), uuid.uuid4().hex)
-        self._may_have_committed = False
+        self._may_have_committed, self._tries = False, 0
         sql.begin()
 
     def begin(self) -> RowName:
@@ -51,6 +51,7 @@ class LocalRow:
         Raises:
             ProducerError: a check has revoked the row.
         """
+        self._tries = number
         state = self._rows.state(self._name.id) if number > 1 else None
         if state is None:
             self._rows.insert(self._name.id, open_state(number))
@@ -82,9 +83,11 @@ class LocalRow:
         Raises:
             ProducerError: see `check`.
         """
-        if (state := self.check(sent)) and not self._rows.update(self._name.id, state, COMMITTED):
-            msg = "a check has revoked the transaction, since its block had committed before; all is rolled back"
-            raise ProducerError(msg)
+        if sent and not self._rows.update(self._name.id, open_state(self._tries), COMMITTED):
+            state = self.check(sent)  # a savepoint with a try that failed may have been rolled back
+            if state is None or not self._rows.update(self._name.id, state, COMMITTED):
+                msg = "a check has revoked the transaction, since its block had committed before; all is rolled back"
+                raise ProducerError(msg)
         self._may_have_committed = True
         self._given.commit()
 

@@ -62,7 +62,9 @@ class DatabaseTransaction(Transaction):
         send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
         database: LocalDatabase | LocalRow,
     ) -> None:
-        super().__init__(lambda *given: send_half(*given, {database.property: str(self._taken)}), send_decision)
+        super().__init__(
+            lambda message, first: send_half(message, first, {database.property: str(self._taken)}), send_decision
+        )
         self._database = database
         self._taken: Any = None  # its name
         self._tries = self._last_sent = 0  # numbers of tries; a failed try may have left its mark in an outer savepoint

@@ -273,7 +273,7 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _sent(self, message: Message, first: HalfMessage | None, proof: Proof, span: tracing.Traced) -> HalfMessage:
         with self._refusing(tracing.carried()) as maker:
-            record = maker.half(message, *((first.record, first.at) if first else ()), proof=proof)
+            record = maker.half(message, first and first.record, first and first.at, proof)
             encoded = wire.encode_half(record)
         span.sends(record)
         message.take_part_in(record.transaction_id)
