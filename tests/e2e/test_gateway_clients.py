@@ -34,7 +34,6 @@ def jars(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.short
 def test_the_java_client_sends_commits_and_answers_a_check(
     coordinator: Coordinator, jars: Path, topic: str, tmp_path: Path
 ) -> None:

@@ -62,14 +62,14 @@ def ok() -> Proto:
 def status_of(error: Exception) -> Proto:
     """The status of an error. An unexpected error is logged, and its text is not sent to the client."""
     name = _code(error)
-    if name == "INTERNAL_SERVER_ERROR" and _throttle(type(error)).is_due():
+    if name == "INTERNAL_SERVER_ERROR" and _throttle(type(error).__name__).is_due():
         log.error("a call failed; the next such line comes in a minute or later", exc_info=error)
     text = "the gateway failed; its log says why" if name == "INTERNAL_SERVER_ERROR" else str(error)
     return definitions.Status(code=definitions.Code.Value(name), message=text)
 
 
 @cache
-def _throttle(kind: type[Exception]) -> Throttle:
+def _throttle(kind: str) -> Throttle:
     """That of the log, for each kind of error: a client may call without end while a table can't be read."""
     return Throttle()
 
