@@ -1,4 +1,4 @@
-"""What the proof of a local transaction costs in PostgreSQL: a row of the database, or PostgreSQL's own transaction id.
+"""What the row that proves a local transaction costs in PostgreSQL.
 
     .venv/bin/python -m tests.bench.databases --seconds 5
 
@@ -39,7 +39,6 @@ def main() -> None:
             "the rows alone": order,
             "with a message that nothing proves": lambda connection: beside(free, connection),
             "proven by a row": lambda connection: within(proven, connection),
-            "proven by PostgreSQL's id": lambda connection: within(free, connection),
         }
         took: dict[str, list[float]] = {name: [] for name in ways}
         with engine.connect() as connection:

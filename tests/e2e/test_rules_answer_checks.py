@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 from tests.support import postgres, running
+from tests.support import postgres_child as child
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -30,6 +32,7 @@ from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import DEADLINE, TABLES
 from commitlake.errors import ConfigError
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.protocol.database_row import created_by
 
 
 def rule(place: Path) -> dict[str, str]:
@@ -209,14 +212,10 @@ def test_a_coordinator_that_is_killed_while_rules_answer_ends_each_transaction_o
     assert visible == sorted(name for name, state in states.items() if state == "PAID")
 
 
-psycopg = pytest.importorskip("psycopg")
-child = pytest.importorskip("tests.support.postgres_child")
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[postgres.Server]:
     with postgres.cluster() as found:
-        postgres.execute(found.address, "CREATE TABLE orders (id TEXT PRIMARY KEY)")
+        postgres.execute(found.address, "CREATE TABLE orders (id TEXT PRIMARY KEY)", *created_by().split("; "))
         yield found
 
 

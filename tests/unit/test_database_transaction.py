@@ -1,49 +1,28 @@
-"""Messages that end as a transaction of a real PostgreSQL does; the coordinator is the one in memory."""
+"""Messages that end as a transaction of a real PostgreSQL does, also by psycopg; the coordinator is in memory."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from threading import Thread
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
+import sqlalchemy
+from sqlalchemy import orm
 from tests.support import postgres
 from tests.support.polling import wait_for
 
 from commitlake import DatabaseListener, FailedSendError, Message, RefusedSendError, UncertainSendError
-from commitlake.coordinator.resolving.database import answers
-from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import ProducerError
-from commitlake.protocol import wire
-from commitlake.protocol.encoding import Position
-from commitlake.protocol.postgresql import TRANSACTION, Xact, judged, xact_of
-from commitlake.testing import Crash, Fault, InMemoryCoordinator
+from commitlake.testing import Fault, InMemoryCoordinator
 from commitlake.testing.producer import InMemoryProducer
-
-psycopg = pytest.importorskip("psycopg")
-sqlalchemy = pytest.importorskip("sqlalchemy")
-orm = pytest.importorskip("sqlalchemy.orm")
 
 GROUP = "orders"
 INSERT = "INSERT INTO orders VALUES ('17')"
-
-
-class Lake(InMemoryCoordinator):
-    """Remembers which transactions of PostgreSQL the half messages name, by message id."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.named: dict[str, Xact] = {}
-
-    def append(self, topic: str, queue: int, record: wire.Encoded) -> Position:
-        headers = {name: value.decode() for name, value in record.headers}
-        if TRANSACTION in headers:
-            self.named[headers["UNIQ_KEY"]] = xact_of(headers[TRANSACTION])
-        return super().append(topic, queue, record)
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +37,12 @@ def server() -> Iterator[postgres.Server]:
         yield found
 
 
-def answer(server: postgres.Server, lake: Lake, message: Message) -> str | None:
-    """What the rule of the coordinator decides."""
-    given = {"database": f"postgresql://{server.address}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD"}
-    assert TRANSACTION not in message.properties
-    asked = lake.named[str(message.message_id)]
-    return judged(asked, answers(rule_of(GROUP, given, 6_000), [asked.xid])[asked.xid])[0]
-
-
 class Shop(NamedTuple):
     """A server without orders, a connection to it, and a producer."""
 
     server: postgres.Server
     database: Any
-    lake: Lake
+    lake: InMemoryCoordinator
     producer: InMemoryProducer
 
     def begin(self) -> Any:
@@ -86,24 +57,21 @@ class Shop(NamedTuple):
         outcome = self.lake.outcome(message.transaction_id)
         return outcome.state, outcome.reason
 
-    def answer(self, message: Message) -> str | None:
-        return answer(self.server, self.lake, message)
+    def checked(self, message: Message) -> tuple[str, str | None]:
+        self.lake.advance("15s")
+        return self.end(message)
 
 
 @pytest.fixture
 def shop(server: postgres.Server) -> Iterator[Shop]:
-    lake = Lake()
-    with psycopg.connect(server.url()) as connection, lake.producer(GROUP) as producer:
+    lake = InMemoryCoordinator({"transaction.timeout": "10s"})
+    listener = DatabaseListener(lambda: psycopg.connect(server.url()), create=True)
+    with psycopg.connect(server.url()) as connection, lake.producer(GROUP, listener) as producer:
         connection.execute("DELETE FROM orders")
         connection.commit()
         yield Shop(server, connection, lake, producer)
         if not connection.closed:
             connection.rollback()
-
-
-@pytest.fixture(autouse=True)
-def password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
 
 
 def test_messages_become_visible_with_the_rows_of_the_block(shop: Shop) -> None:
@@ -112,12 +80,10 @@ def test_messages_become_visible_with_the_rows_of_the_block(shop: Shop) -> None:
         shop.database.execute(INSERT)
         transaction.send(first)
         transaction.send(second)
-        assert shop.answer(first) is None
         assert shop.ids() == []
     assert shop.ids() == ["17"]
     assert shop.end(first) == ("COMMITTED", "DIRECT")
     assert [message.body for message in shop.lake.messages("points")] == [b"+2"]
-    assert shop.answer(first) == shop.answer(second) == "COMMIT"
     assert shop.database.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
@@ -147,52 +113,6 @@ def test_what_goes_wrong_in_the_block_rolls_both_back(shop: Shop, wrong: Any, er
         wrong(shop.database)
     assert shop.ids() == []
     assert shop.end(message) == ("ROLLED_BACK", "DIRECT")
-    assert shop.answer(message) == "ROLLBACK"
-
-
-def test_a_block_that_commits_by_itself_is_told_and_its_messages_follow(shop: Shop) -> None:
-    message = Message("orders", "a book")
-    with pytest.raises(ProducerError, match="was ended within the block"), shop.begin() as transaction:
-        shop.database.execute(INSERT)
-        transaction.send(message)
-        shop.database.commit()
-        shop.database.execute("INSERT INTO orders VALUES ('18')")
-    assert shop.ids() == ["17"]
-    assert shop.end(message) == ("COMMITTED", "DIRECT")
-
-
-@pytest.mark.parametrize(("ends", "rows", "state"), [("commit", ["17"], "COMMITTED"), ("rollback", [], "ROLLED_BACK")])
-@pytest.mark.parametrize("then", ["SELECT 1", "INSERT INTO orders VALUES ('18')"])
-def test_a_send_after_the_block_has_ended_the_database_is_refused(
-    shop: Shop, ends: str, rows: list[str], state: str, then: str
-) -> None:
-    early = Message("orders", "early")
-    with pytest.raises(ProducerError, match="was ended within the block"), shop.begin() as transaction:
-        shop.database.execute(INSERT)
-        transaction.send(early)
-        getattr(shop.database, ends)()
-        shop.database.execute(then)
-        with pytest.raises(ProducerError, match="was ended within the block"):
-            transaction.send(Message("orders", "late"))
-        assert list(shop.lake.named) == [early.message_id]
-    assert shop.ids() == rows
-    assert shop.end(early) == (state, "DIRECT")
-    assert shop.lake.pending == []
-    assert [message.body for message in shop.lake.messages("orders")] == [b"early"] * len(rows)
-
-
-def test_a_database_that_may_lose_what_it_commits_is_refused(shop: Shop) -> None:
-    early, late = Message("orders", "early"), Message("orders", "late")
-    with pytest.raises(ProducerError, match="synchronous_commit is off"), shop.begin() as transaction:
-        shop.database.execute("SET LOCAL synchronous_commit TO off")
-        transaction.send(early)
-    assert shop.lake.pending == []
-    with pytest.raises(ProducerError, match="synchronous_commit is off"), shop.begin() as transaction:
-        shop.database.execute(INSERT)
-        transaction.send(late)
-        shop.database.execute("SET LOCAL synchronous_commit TO off")
-    assert shop.ids() == []
-    assert shop.end(late) == ("ROLLED_BACK", "DIRECT")
 
 
 def test_a_connection_lost_before_its_commit_leaves_the_answer_to_the_database(
@@ -206,8 +126,8 @@ def test_a_connection_lost_before_its_commit_leaves_the_answer_to_the_database(
         with psycopg.connect(shop.server.url()) as other:
             other.execute("SELECT pg_terminate_backend(%s, 10000)", (shop.database.info.backend_pid,))
     assert shop.end(message) == ("PENDING", None)
-    assert shop.answer(message) == "ROLLBACK"
     assert "left to its check" in caplog.text
+    assert shop.checked(message) == ("ROLLED_BACK", "CHECK")
 
 
 def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(shop: Shop) -> None:
@@ -229,7 +149,7 @@ def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(sh
     killer.join()
     assert shop.ids() == ["17"]
     assert shop.end(message) == ("PENDING", None)
-    assert shop.answer(message) == "COMMIT"
+    assert shop.checked(message) == ("COMMITTED", "CHECK")
 
 
 @pytest.mark.parametrize("fault", [Fault.UNACKNOWLEDGED, Fault.LOST])
@@ -244,35 +164,15 @@ def test_a_send_without_acknowledgement_rolls_both_back(shop: Shop, fault: Fault
     assert shop.lake.messages("orders") == []
 
 
-@pytest.mark.parametrize(
-    ("fault", "rows", "decision"),
-    [(Fault.CRASH_AFTER_HALF, [], "ROLLBACK"), (Fault.CRASH_BEFORE_DECISION, ["17"], "COMMIT")],
-)
-def test_a_process_that_dies_leaves_the_answer_to_the_database(
-    shop: Shop, fault: Fault, rows: list[str], decision: str
-) -> None:
-    shop.producer.fault = fault
-    message = Message("orders", "a book")
-    with psycopg.connect(shop.server.url()) as gone:
-        gone.execute("DELETE FROM orders")
-        gone.commit()
-        with suppress(Crash), shop.producer.begin_transaction(database=gone) as transaction:
-            gone.execute(INSERT)
-            transaction.send(message)
-        gone.close()
-    wait_for(lambda: shop.answer(message) == decision)
-    assert shop.ids() == rows
-    assert shop.lake.messages("orders") == []
-
-
 @pytest.mark.parametrize("kind", ["connection", "session", "scoped_session"])
 def test_connections_and_sessions_of_sqlalchemy_do(shop: Shop, kind: str) -> None:
-    engine = sqlalchemy.create_engine(shop.server.url().replace("postgresql:", "postgresql+psycopg:"))
-    made = {
+    engine: Any = sqlalchemy.create_engine(shop.server.url().replace("postgresql:", "postgresql+psycopg:"))
+    makers: dict[str, Callable[[], Any]] = {
         "connection": engine.connect,
         "session": lambda: orm.Session(engine),
         "scoped_session": lambda: orm.scoped_session(orm.sessionmaker(engine)),
-    }[kind]()
+    }
+    made = makers[kind]()
     first, second = Message("orders", "a book"), Message("orders", "a pen")
     with shop.producer.begin_transaction(database=made) as transaction:
         made.execute(sqlalchemy.text(INSERT))
@@ -283,7 +183,6 @@ def test_connections_and_sessions_of_sqlalchemy_do(shop: Shop, kind: str) -> Non
     made.close()
     assert shop.ids() == ["17"]
     assert [shop.end(message)[0] for message in (first, second)] == ["COMMITTED", "ROLLED_BACK"]
-    assert [shop.answer(message) for message in (first, second)] == ["COMMIT", "ROLLBACK"]
     assert engine.pool.checkedout() == 0
     engine.dispose()
 
@@ -293,11 +192,12 @@ class Client:
 
     def __init__(self, kind: str, server: postgres.Server) -> None:
         engine = sqlalchemy.create_engine(server.url().replace(":", "+psycopg:", 1), poolclass=sqlalchemy.pool.NullPool)
-        self.made = {
+        makers: dict[str, Callable[[], Any]] = {
             "psycopg": lambda: psycopg.connect(server.url()),
             "connection": engine.connect,
             "session": lambda: orm.Session(engine),
-        }[kind]()
+        }
+        self.made = makers[kind]()
         self.savepoint = getattr(self.made, "begin_nested", None) or self.made.transaction
 
     def insert(self, name: str = "17") -> None:
@@ -376,12 +276,6 @@ def rolled_back_without_a_send(client: Client, send: Callable[[], object]) -> No
     send()
 
 
-def ended_before_the_send(client: Client, send: Callable[[], object]) -> None:
-    client.insert()
-    client.made.commit()
-    send()
-
-
 LOST = "a savepoint of the database in which a message was sent was rolled back"
 
 
@@ -399,7 +293,6 @@ LOST = "a savepoint of the database in which a message was sent was rolled back"
         (sent_after_what_was_rolled_back, [], LOST),
         (failed_outside_and_rolled_back, [], LOST),
         (rolled_back_without_a_send, ["17"], None),
-        (ended_before_the_send, ["17"], "was ended within the block"),
     ],
 )
 def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
@@ -457,51 +350,12 @@ def test_a_block_of_the_client_around_the_transaction(shop: Shop) -> None:
     assert (shop.ids(), len(shop.lake.messages("orders"))) == (["17"], 1)
 
 
-def test_a_message_made_of_a_received_one_does_not_name_its_transaction() -> None:
-    received = {TRANSACTION: "7391/1/745", "shop": "1"}
-    copy, lake = Message("orders", "a copy", properties=received), Lake()
-    assert copy.properties == {"shop": "1"}
-    copy.properties |= received
-    with lake.producer(GROUP) as producer:
-        with producer.begin_transaction(is_answered=True) as transaction:
-            transaction.send(copy)
-        producer.send([copy])
-    assert lake.named == {}
-    assert [message.properties for message in lake.messages("orders")] == [{"shop": "1"}] * 2
-
-
 def test_other_connections_are_refused(shop: Shop) -> None:
     with pytest.raises(ProducerError, match=r"database= is a builtins.str; allowed are a connection of sqlite3"):
         shop.producer.begin_transaction(database=shop.server.url())
     shop.database.autocommit = True
     with pytest.raises(ProducerError, match="autocommit on"):
         shop.begin()
-
-
-def test_a_listener_that_looks_at_rows_does_so_in_postgresql_too(shop: Shop) -> None:
-    engine = sqlalchemy.create_engine(shop.server.url().replace("postgresql://", "postgresql+psycopg://"))
-    lake = InMemoryCoordinator({"transaction.timeout": "10s"})
-    listener = DatabaseListener(engine, create=True)
-    for fault, rows in ((None, ["17"]), (Fault.CRASH_AFTER_HALF, []), (Fault.CRASH_BEFORE_DECISION, ["17"])):
-        shop.database.execute("DELETE FROM orders")
-        shop.database.commit()
-        shown = len(lake.messages("orders"))
-        producer = lake.producer(GROUP, listener, fault=fault)
-        with engine.connect() as database:
-            with suppress(Crash), producer.begin_transaction(database=database) as transaction:
-                database.execute(sqlalchemy.text(INSERT))
-                transaction.send(Message("orders", "a book"))
-                begun = time.monotonic()
-                lake.advance("15s")  # the check waits for the open row, and gets no answer
-                assert time.monotonic() - begun < 30
-                assert len(lake.pending) == 1
-            database.rollback()
-        lake.leave(producer)
-        with lake.producer(GROUP, listener):
-            lake.advance("2h")
-        assert (shop.ids(), len(lake.messages("orders")) - shown) == (rows, len(rows))
-        assert lake.pending == []
-    engine.dispose()
 
 
 def test_a_block_without_messages_ends_the_database_alone(shop: Shop) -> None:
@@ -511,34 +365,3 @@ def test_a_block_without_messages_ends_the_database_alone(shop: Shop) -> None:
         shop.database.execute("INSERT INTO orders VALUES ('18')")
         raise ValueError
     assert shop.ids() == ["17"]
-
-
-def test_no_other_transaction_gets_the_id_of_one_that_a_crash_of_the_server_has_ended(shop: Shop) -> None:
-    with postgres.cluster() as crashing:
-        messages = []
-        for savepoint in (False, True):
-            with psycopg.connect(crashing.url()) as database:
-                message = Message("orders", "a book")
-                transaction = shop.producer.begin_transaction(database=database)
-                if savepoint:
-                    database.execute("SAVEPOINT here")
-                transaction.send(message)
-                crashing.stop()
-                crashing.start()
-                database.close()
-            messages.append(message)
-            with psycopg.connect(crashing.url(), autocommit=True) as other:
-                for _ in range(20):
-                    other.execute("SELECT pg_logical_emit_message(true, '', '')")
-        assert [answer(crashing, shop.lake, each) for each in messages] == ["ROLLBACK", "ROLLBACK"]
-
-
-def test_a_replica_answers_nothing_and_neither_does_one_that_was_promoted(shop: Shop) -> None:
-    message = Message("orders", "a book")
-    with shop.begin() as transaction:
-        transaction.send(message)
-    with postgres.cluster(shop.server.address) as replica:
-        assert answer(replica, shop.lake, message) is None
-        replica.promote()
-        assert answer(replica, shop.lake, message) is None
-        assert shop.answer(message) == "COMMIT"

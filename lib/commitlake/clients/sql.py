@@ -12,8 +12,8 @@ from typing import Any
 
 from commitlake.errors import ArgumentError
 
-AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
-WITHIN = (
+_AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
+_WITHIN = (
     "database= is within a block `with connection.transaction()`, which ends its transaction itself; open such a block "
     "within that of begin_transaction, or leave it out"
 )
@@ -49,7 +49,7 @@ class Sql:
         self.given = given
         self.was_open = self._is_open()
         if self._commits_by_itself():
-            raise ArgumentError(AUTOCOMMIT)
+            raise ArgumentError(_AUTOCOMMIT)
 
     def begin(self) -> None:
         """Begin a transaction where none is open, so that a savepoint can't be one."""
@@ -108,7 +108,7 @@ class _Psycopg(Sql):
         self.duplicate = self._psycopg.IntegrityError
         super().__init__(given)
         if getattr(given, "_num_transactions", 0):
-            raise ArgumentError(WITHIN)
+            raise ArgumentError(_WITHIN)
 
     def begin(self) -> None:
         if not self._is_open():

@@ -14,7 +14,7 @@ from commitlake.clients.producer.on_loop import ProducerOnLoop
 from commitlake.clients.producer.record_maker import Proof
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import log_lost
-from commitlake.clients.sql import awaited, sql_of
+from commitlake.clients.sql import awaited
 from commitlake.errors import ProducerError
 
 
@@ -103,7 +103,7 @@ class AsyncDatabaseTransaction(AsyncTransaction):
         return self
 
     def _begin(self, connection: Any) -> None:
-        row = row_of(sql_of(connection), self._producer.listener)
+        row = row_of(connection, self._producer.listener)
         self._inner = DatabaseTransaction(self._send_half, self._note, row)
         self._is_begun = True
 

@@ -32,8 +32,6 @@ class LocalRow:
         ProducerError: its database has no table for the row.
     """
 
-    property = NAME
-
     def __init__(self, sql: Sql) -> None:
         self._rows, self._given = ProofRows(sql), sql.given
         # Before the transaction: SQLite refuses to write after a read that another writer has overtaken.

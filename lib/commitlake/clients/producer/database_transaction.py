@@ -8,32 +8,21 @@ from typing import Any
 
 from commitlake.clients.producer.database_row import DatabaseListener, LocalRow
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
-from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import Proof, topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
-from commitlake.clients.sql import Sql, sql_of
+from commitlake.clients.sql import sql_of
 from commitlake.errors import ArgumentError
+from commitlake.protocol.database_row import NAME
 
 log = logging.getLogger(__name__)
 
 
-def local_transaction(given: Any, listener: object) -> LocalDatabase | LocalRow:
-    """The transaction of a connection, which a row will prove, or PostgreSQL itself where no `DatabaseListener` looks.
-
-    Raises:
-        ArgumentError: `given` can't be used, or nothing would answer its checks.
-    """
-    sql = sql_of(given)
-    if sql.dialect == ("postgresql", "psycopg") and not isinstance(listener, DatabaseListener):
-        return LocalDatabase(sql.given)
-    return row_of(sql, listener)
-
-
-def row_of(sql: Sql, listener: object) -> LocalRow:
+def row_of(given: Any, listener: object) -> LocalRow:
     """The transaction of a connection, which a row will prove.
 
     Raises:
-        ProducerError: the listener does not look at rows, or there is no table for them.
+        ArgumentError: `given` can't be used, or the listener does not look at rows.
+        ProducerError: there is no table for them.
     """
     if listener is not None and not isinstance(listener, DatabaseListener):
         msg = (
@@ -41,7 +30,7 @@ def row_of(sql: Sql, listener: object) -> LocalRow:
             "give the producer commitlake.DatabaseListener(connect), or a class derived from it"
         )
         raise ArgumentError(msg)
-    return LocalRow(sql)
+    return LocalRow(sql_of(given))
 
 
 class DatabaseTransaction(Transaction):
@@ -60,11 +49,9 @@ class DatabaseTransaction(Transaction):
         self,
         send_half: Callable[[Message, HalfMessage | None, Proof], HalfMessage],
         send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
-        database: LocalDatabase | LocalRow,
+        database: LocalRow,
     ) -> None:
-        super().__init__(
-            lambda message, first: send_half(message, first, {database.property: str(self._taken)}), send_decision
-        )
+        super().__init__(lambda message, first: send_half(message, first, {NAME: str(self._taken)}), send_decision)
         self._database = database
         self._taken: Any = None  # its name
         self._tries = self._last_sent = 0  # numbers of tries; a failed try may have left its mark in an outer savepoint

@@ -16,7 +16,7 @@ from typing import Any
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
-from commitlake.clients.producer.database_transaction import DatabaseTransaction, local_transaction
+from commitlake.clients.producer.database_transaction import DatabaseTransaction, row_of
 from commitlake.clients.producer.default import SHUTDOWN_S, DefaultMQProducer
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
@@ -29,7 +29,6 @@ from commitlake.clients.producer.message import (
     TransactionSendResult,
 )
 from commitlake.clients.producer.plain import milliseconds
-from commitlake.clients.producer.postgresql import LocalDatabase
 from commitlake.clients.producer.record_maker import NO_PROOF, Proof, topic_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.errors import ArgumentError, FailedSendError, RefusedSendError, UndecidedError
@@ -196,16 +195,15 @@ class TransactionMQProducer(DefaultMQProducer):
             is_answered: a rule of the coordinator answers the checks, so do not warn that a listener is missing. If the
                 coordinator publishes the groups with a rule, these count instead.
             database: a connection of sqlite3 or psycopg 3, or a connection or session of SQLAlchemy. Its transaction
-                ends with this one, and a row of it proves the commit to a `DatabaseListener`. With psycopg, and no such
-                listener, PostgreSQL itself answers, by a rule of the coordinator.
+                ends with this one, and a row of it proves the commit to a `DatabaseListener`, or to a rule of the
+                coordinator.
 
         Raises:
             ArgumentError: `database` is no such connection.
             ProducerError: its database has no table for the row.
-            SetupError: psycopg is missing.
         """
-        local = None if database is None else local_transaction(database, self._listener)
-        self.warn_if_unanswered(is_answered or isinstance(local, LocalDatabase))
+        local = None if database is None else row_of(database, self._listener)
+        self.warn_if_unanswered(is_answered)
 
         def send_decision(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
             if state is not ROLLBACK and database is None and not self._running:
