@@ -89,6 +89,7 @@ def test_a_format_that_there_is_not_is_refused(
         ("Lost task 0.0 in stage 9.0 (TID 9) (here executor driver): TaskKilled (Stage cancelled: by Job 3)", False),
         ("Lost task 0.0 in stage 9.0 (TID 9) (here executor driver): java.io.IOException: No space left", True),
         ("Query landing [id = 1] terminated with error", False),
+        ("Issue communicating with driver in heartbeater", False),
     ],
 )  # fmt: skip
 def test_a_clean_stop_tells_of_no_task_that_it_has_killed(message: str, is_told: bool) -> None:
