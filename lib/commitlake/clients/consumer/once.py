@@ -63,12 +63,11 @@ def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
             rows.sql.given.rollback()
         if is_wait_over(error):
             raise ConsumerError(STILL_OPEN) from error
-        if rows.sql.has(TABLE):
-            raise
-        if create:
+        if create:  # asked before whether the table is there: another instance may make it just now
             rows.create()
             return _inserted(rows, name)
-        rows.database()  # says how to make the table
+        if not rows.sql.has(TABLE):
+            rows.database()  # says how to make the table
         raise
 
 
