@@ -10,7 +10,7 @@ import pytest
 import yaml
 from tests.support.cluster import hdfs
 from tests.support.lake import Lake
-from tests.support.polling import wait_for
+from tests.support.polling import patience, wait_for
 from tests.support.traffic import HASTY, Traffic
 from tests.support.yarn import Yarn, yarn
 
@@ -58,15 +58,15 @@ def test_a_killed_application_master_is_replaced_and_a_stop_is_not_tried_again(
     app = cluster.submit("--conf", conf)
     traffic = Traffic(lake)
     traffic.send()
-    wait_for(lambda: lake.rows("transactions"), 300, lambda: cluster.said(app)[-6_000:])
+    wait_for(lambda: lake.rows("transactions"), 300 * patience(), lambda: cluster.said(app)[-6_000:])
     cluster.kill_driver(app)
     traffic.send()
-    wait_for(traffic.is_over, 400, lambda: cluster.said(app)[-6_000:])
+    wait_for(traffic.is_over, 400 * patience(), lambda: cluster.said(app)[-6_000:])
     assert (epochs(lake), cluster.attempts(app)) == ([1, 2], 2)
     assert "geheim" not in cluster.said(app)
     stopped = cluster.commitlake("stop", "--conf", conf, "--master", "local[2]")
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    wait_for(lambda: cluster.state(app) == ("FINISHED", "SUCCEEDED"), 120, lambda: str(cluster.state(app)))
+    wait_for(lambda: cluster.state(app) == ("FINISHED", "SUCCEEDED"), 120 * patience(), lambda: str(cluster.state(app)))
     assert cluster.attempts(app) == 2
     traffic.assert_outcome()
     audit = cluster.commitlake("audit", "--conf", conf, "--master", "local[2]")
@@ -78,16 +78,16 @@ def test_of_two_applications_the_older_one_stands_by_and_takes_over_at_the_end_o
 ) -> None:
     older = cluster.submit("--conf", conf)
     traffic = Traffic(lake)
-    wait_for(lambda: epochs(lake) == [1], 300, lambda: cluster.said(older)[-6_000:])
+    wait_for(lambda: epochs(lake) == [1], 300 * patience(), lambda: cluster.said(older)[-6_000:])
     newer = cluster.submit("--conf", conf)
-    wait_for(lambda: cluster.attempts(older) == 2, 300, lambda: cluster.said(newer)[-6_000:])
+    wait_for(lambda: cluster.attempts(older) == 2, 300 * patience(), lambda: cluster.said(newer)[-6_000:])
     traffic.send()
-    wait_for(traffic.is_over, 300, lambda: cluster.said(newer)[-6_000:])
+    wait_for(traffic.is_over, 300 * patience(), lambda: cluster.said(newer)[-6_000:])
     time.sleep(20)  # three times `standby_after`
     assert epochs(lake) == [1, 2]
     assert cluster.commitlake("stop", "--conf", conf, "--master", "local[2]").returncode == 0
     traffic.send()
-    wait_for(traffic.is_over, 300, lambda: cluster.said(older)[-6_000:])
+    wait_for(traffic.is_over, 300 * patience(), lambda: cluster.said(older)[-6_000:])
     assert epochs(lake) == [1, 2, 3]
     assert cluster.commitlake("stop", "--conf", conf, "--master", "local[2]").returncode == 0
     traffic.assert_outcome()
