@@ -19,7 +19,7 @@ from commitlake.errors import ConfigError, SetupError
 from commitlake.spark import executors
 
 MODE = "spark.submit.deployMode"
-LOG_SETTINGS = "log4j2.properties"
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _CONFIGURATION = "commitlake.yaml"
 _PLACES = ("warehouse", "checkpoints")
 _STAY_AT_HOME = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
@@ -47,9 +47,8 @@ def settings(place: Path, arguments: Sequence[str], *, is_python_named: bool) ->
     conf = [word.removeprefix("--conf=") for word in arguments if word.startswith("--conf=")]
     sets = [word.removeprefix("--set=") for word in arguments if word.startswith("--set=")]
     files = _written(place, conf[-1] if conf else None, sets)
-    logs = Path(__file__).with_name(LOG_SETTINGS)
     own = {
-        "spark.files": ",".join(map(str, [*files, logs])),
+        "spark.files": ",".join(map(str, [*files, LOG_SETTINGS])),
         "spark.yarn.submit.waitAppCompletion": "false",
         **{f"spark.yarn.appMasterEnv.{name}": os.environ[name] for name in _TRAVEL if name in os.environ},
     }
@@ -103,11 +102,11 @@ def submit(command: Sequence[str], environment: Mapping[str, str]) -> int:
         msg = "HADOOP_CONF_DIR is not set; set it to the directory with the cluster's core-site.xml and yarn-site.xml"
         raise SetupError(msg)
     kept = {name: value for name, value in environment.items() if name not in _STAY_AT_HOME}
-    logs = Path(__file__).with_name(LOG_SETTINGS).as_uri()
-    code = subprocess.run(command, env={"SPARK_SUBMIT_OPTS": f"-Dlog4j2.configurationFile={logs}", **kept}, check=False)
-    if code.returncode == 0:
+    logs = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+    code = subprocess.run(command, env={"SPARK_SUBMIT_OPTS": logs, **kept}, check=False).returncode
+    if code == 0:
         print(_FOLLOW, end="", flush=True)
-    return code.returncode
+    return code
 
 
 def is_later_attempt() -> bool:

@@ -279,11 +279,12 @@ def submit_settings(master: str, short_lived: bool = False, *, avro: bool = Fals
     """
     own = LOCAL_SETTINGS | given.settings(given.from_environment()) if is_one_machine(master) else chosen()
     preflight.check(own, is_one_machine=is_one_machine(master))
-    java, name = runtime.java(), cluster_mode.LOG_SETTINGS
-    here = [f"-Dlog4j2.configurationFile={Path(__file__).with_name(name).as_uri()}", runtime.home()]
+    java, logs = runtime.java(), cluster_mode.LOG_SETTINGS
+    travels = is_cluster_mode(master)
     options = [
         _JAVA_OPTIONS,
-        *([f"-Dlog4j2.configurationFile={name}"] if is_cluster_mode(master) else here),
+        "" if travels else runtime.home(),
+        f"-Dlog4j2.configurationFile={logs.name if travels else logs.as_uri()}",
         _SHORT_LIVED_OPTIONS if short_lived else "",
     ]
     settings = {**REQUIRED, **TUNING, **STATIC_SETTINGS, **object_store.spark_settings()}

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -30,15 +30,17 @@ from commitlake.errors import ConfigError, RecordError, UndecidedError, Warehous
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.clock import BrokerClock
-from commitlake.protocol.database_row import NAME, RowName, row_name_of
+from commitlake.protocol.database_row import NAME, row_name_of
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
-from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, Xact, judged, xact_of
+from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, judged, xact_of
 from commitlake.reading.catalog import check_readable
 from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, escaped, opened
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DUE = "(SELECT * FROM pending WHERE producer_group = $group AND checks > 0)"
 _BY_LOG = f"""
@@ -238,12 +240,7 @@ def by_database(tables: Tables, rule: CheckRule, now: int) -> list[Mapping[str, 
     """
     from commitlake.coordinator.resolving.database import answers
 
-    asked: list[tuple[Mapping[str, Any], Xact]] = []
-    for row in tables.rows(_BY_DATABASE.format(now=now), group=rule.group, property=TRANSACTION).to_pylist():
-        try:
-            asked.append((row, xact_of(row["named"])))
-        except RecordError as error:
-            _warn_open(row["transaction_id"], str(error))
+    asked = _asked(tables, rule, now, TRANSACTION, xact_of)
     told = answers(rule, {xact.xid for _, xact in asked}) if asked else {}
     found: list[Mapping[str, Any]] = []
     for row, xact in asked:
@@ -266,12 +263,7 @@ def by_row(tables: Tables, rule: CheckRule, now: int, *, only_looks: bool = Fals
         DatabaseError: the database refuses, or is out of reach.
         ProducerError: it has no table for the rows.
     """
-    asked: list[tuple[Mapping[str, Any], RowName]] = []
-    for row in tables.rows(_BY_DATABASE.format(now=now), group=rule.group, property=NAME).to_pylist():
-        try:
-            asked.append((row, row_name_of(row["named"])))
-        except RecordError as error:
-            _warn_open(row["transaction_id"], str(error))
+    asked = _asked(tables, rule, now, NAME, row_name_of)
     if not asked:
         return []
     with _opened(rule) as rows:
@@ -281,6 +273,19 @@ def by_row(tables: Tables, rule: CheckRule, now: int, *, only_looks: bool = Fals
         if isinstance(why := told.get(name), UndecidedError) or (is_long and isinstance(why, Exception)):
             _warn_open(row["transaction_id"], str(why))
     return [{**row, "decision": told[name]} for row, name in asked if isinstance(told.get(name), str)]
+
+
+def _asked(
+    tables: Tables, rule: CheckRule, now: int, name: str, read: Callable[[str], T]
+) -> list[tuple[Mapping[str, Any], T]]:
+    """The group's transactions with the property `name`, and what it says; a wrong one is warned of."""
+    found: list[tuple[Mapping[str, Any], T]] = []
+    for row in tables.rows(_BY_DATABASE.format(now=now), group=rule.group, property=name).to_pylist():
+        try:
+            found.append((row, read(row["named"])))
+        except RecordError as error:
+            _warn_open(row["transaction_id"], str(error))
+    return found
 
 
 def _opened(rule: CheckRule) -> AbstractContextManager[ProofRows]:
