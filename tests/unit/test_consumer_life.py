@@ -247,6 +247,16 @@ def test_a_run_to_the_end_looks_again_when_queues_came_during_its_last_look(
     assert len(rest(warehouse, lease="1s")) == 40
 
 
+def test_without_follow_a_loop_ends_though_the_topic_grows_as_fast_as_it_is_read(warehouse: Path) -> None:
+    with consumer(warehouse, follow=False) as messages:
+        for number, each in enumerate(messages):
+            each.done()
+            write(warehouse, "orders", [message(100 + number, batch=1 + number)])
+            assert number < 40
+        assert sum(each.done() is None for each in messages) == 40  # the next loop begins at what came meanwhile
+    assert rest(warehouse) == []
+
+
 def test_several_topics_are_read_by_one_consumer(warehouse: Path) -> None:
     write(warehouse, "bills", [message(n, batch=0, message_id=f"b{n}") for n in range(3)])
     with consumer(warehouse, ["orders", "bills"], follow=False) as messages:

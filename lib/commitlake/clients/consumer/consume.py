@@ -60,7 +60,7 @@ def consume(
         where: an SQL condition on properties, for example `region = 'eu' AND amount > 10`.
         start: where a group begins that has never read the topic: `first`, `newest`, or a time (ms since epoch, UTC, or
             an aware datetime).
-        follow: wait for new messages; False ends the iteration after the last message that is visible now.
+        follow: wait for new messages; False ends the iteration after the last message that is visible as it begins.
         poll: how often to look for new messages.
         lease: an instance without a sign of life for so long loses its queues.
         storage_options: deltalake's options for object stores.
@@ -299,6 +299,8 @@ class Consumer:
 
     def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
         self._subscribe()
+        for each in self._subscriptions:
+            each.begin()
         follow = next(iter(self._plans.values())).follow
         return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=follow)
 

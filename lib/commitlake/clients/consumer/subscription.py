@@ -123,6 +123,14 @@ class Subscription:
         self._outcomes = Outcomes(plan.group, self.topic, self._member)
         return True
 
+    def begin(self) -> None:
+        """Without `follow`, go to the topic's newest version, where the iteration that begins now ends.
+
+        A later look would find more without end in a topic that grows as fast as it is read.
+        """
+        if self._table is not None and not self._plan.follow:
+            self._read(self._table.refresh, None, self._trouble)
+
     def is_at_end(self) -> bool:
         """Whether no message is left to hand over, as far as this instance knows."""
         member = self._joined
@@ -276,7 +284,7 @@ class Subscription:
 
     def _window(self, topic: Topic, cursors: Mapping[int, Any]) -> Window | None:
         window = topic.next(cursors) if cursors else None
-        if window is None and topic.refresh(of_late=self._plan.follow) and cursors:
+        if window is None and self._plan.follow and topic.refresh(of_late=True) and cursors:
             window = topic.next(cursors)
         return window
 
