@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from tests.support import mariadb, memory_kafka, postgres
 
 from commitlake import CommitLakeError, DatabaseListener, Message
-from commitlake.clients.consumer.once import once
+from commitlake.clients.consumer.once import Once
 from commitlake.clients.proof_rows import ProofRows
 from commitlake.clients.sql import sql_of
 from commitlake.errors import ConsumerError
@@ -247,6 +247,25 @@ def test_psycopg_s_asynchronous_connection_does_in_asyncio(shop: Shop) -> None:
     assert decisions == ["COMMIT", "ROLLBACK", "ROLLBACK"]
 
 
+def test_psycopg_s_asynchronous_connection_handles_a_message_once(shop: Shop) -> None:
+    shop.opened("psycopg").close()
+
+    async def handle() -> list[bool]:
+        found = []
+        async with await psycopg.AsyncConnection.connect(**shop.login) as database:
+            for error in (ValueError, None, None):
+                with suppress(ValueError):
+                    async with Once(database, "m1", create=False) as is_new:
+                        found.append(is_new)
+                        await database.execute("INSERT INTO orders VALUES ('17') ON CONFLICT DO NOTHING")
+                        if error:
+                            raise error
+        return found
+
+    assert asyncio.run(handle()) == [True, True, False]
+    assert shop.orders() == ["17"]
+
+
 def decided(engine: Engine, names: list[str]) -> dict[str, str]:
     """The decisions of a coordinator's rule, by id."""
     with engine.connect() as connection:
@@ -325,11 +344,11 @@ def test_of_two_consumers_with_a_message_the_second_waits_and_finds_it_handled(s
     found: list[bool] = []
 
     def second() -> None:
-        with shop.opened(kind) as session, once(session, "m1", create=False) as is_new:
+        with shop.opened(kind) as session, Once(session, "m1", create=False) as is_new:
             found.append(is_new)
 
     other = threading.Thread(target=second)
-    with shop.opened(kind) as connection, once(connection, "m1", create=False) as is_new:
+    with shop.opened(kind) as connection, Once(connection, "m1", create=False) as is_new:
         found.append(is_new)
         other.start()
         shop.order(connection)
@@ -347,15 +366,15 @@ def test_a_consumer_waits_a_second_for_another_one_s_open_row_and_then_says_so(s
         run = second.execute if kind == "psycopg" else lambda sql: second.execute(text(sql))
         run(change)
         second.commit()
-        with once(first, "m1", create=False):
+        with Once(first, "m1", create=False):
             begun = time.monotonic()
-            with pytest.raises(ConsumerError, match="the message comes again"), once(second, "m1", create=False):
+            with pytest.raises(ConsumerError, match="the message comes again"), Once(second, "m1", create=False):
                 pass
             assert time.monotonic() - begun < 5
-        with once(second, "m2", create=False) as is_new:
+        with Once(second, "m2", create=False) as is_new:
             assert is_new
             assert str(run(ask).fetchone()[0]) in ("7", "7s")
-        with once(second, "m1", create=False) as is_new:
+        with Once(second, "m1", create=False) as is_new:
             assert not is_new
         assert str(run(ask).fetchone()[0]) in ("7", "7s")
 
@@ -363,10 +382,10 @@ def test_a_consumer_waits_a_second_for_another_one_s_open_row_and_then_says_so(s
 def test_a_block_of_once_that_fails_leaves_the_message_to_the_next(shop: Shop) -> None:
     with shop.engine.connect() as connection:
         for _ in range(2):
-            with suppress(ValueError), once(connection, "m1", create=False) as is_new:
+            with suppress(ValueError), Once(connection, "m1", create=False) as is_new:
                 assert is_new
                 shop.order(connection)
                 raise ValueError
-        with once(connection, "m1", create=False):
+        with Once(connection, "m1", create=False):
             shop.order(connection)
     assert shop.orders() == ["17"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tests.support.lite_database import KINDS, LiteDatabase
 from tests.support.topic_table import consumer, message, write
 
 from commitlake import DatabaseListener
 from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.clients.consumer.once import once, row_id
-from commitlake.errors import ConsumerError, ProducerError
+from commitlake.clients.consumer.once import Once, row_id
+from commitlake.errors import ArgumentError, ConsumerError, ProducerError
 from commitlake.protocol.database_row import CREATE, DATABASE, HANDLED, HANDLING, TABLE
 
 
@@ -34,7 +37,7 @@ class Books(LiteDatabase):
         self.run(f"INSERT INTO points VALUES ('{keys}')")
 
     def handle(self, name: str = "m1") -> bool:
-        with once(self.made, name, create=False) as is_new:
+        with Once(self.made, name, create=False) as is_new:
             if is_new:
                 self.book()
         return is_new
@@ -66,7 +69,7 @@ def test_a_message_that_comes_again_has_its_effect_once(books: Books) -> None:
 
 
 def test_an_error_in_the_block_leaves_nothing_so_the_next_attempt_is_new(books: Books) -> None:
-    with pytest.raises(ValueError, match="no such customer"), once(books.made, "m1", create=False):
+    with pytest.raises(ValueError, match="no such customer"), Once(books.made, "m1", create=False):
         books.book()
         raise ValueError("no such customer")
     assert (books.booked(), books.states()) == ([], [])
@@ -75,21 +78,21 @@ def test_an_error_in_the_block_leaves_nothing_so_the_next_attempt_is_new(books: 
 
 def test_what_a_block_does_for_a_message_that_was_handled_is_rolled_back(books: Books) -> None:
     books.handle()
-    with once(books.made, "m1", create=False):  # it does not look whether the message is new
+    with Once(books.made, "m1", create=False):  # it does not look whether the message is new
         books.book("again")
     assert books.booked() == ["k1"]
 
 
 def test_a_connection_in_a_transaction_is_refused_and_stays_as_it_is(books: Books) -> None:
     books.book("earlier")
-    with pytest.raises(ConsumerError, match="is in a transaction"), once(books.made, "m1", create=False):
+    with pytest.raises(ConsumerError, match="is in a transaction"), Once(books.made, "m1", create=False):
         pass
     books.made.commit()
     assert (books.booked(), books.states()) == (["earlier"], [])
 
 
 def test_a_block_that_rolls_back_in_its_middle_is_an_error(books: Books) -> None:
-    with pytest.raises(ConsumerError, match="has rolled back"), once(books.made, "m1", create=False):
+    with pytest.raises(ConsumerError, match="has rolled back"), Once(books.made, "m1", create=False):
         books.book("first")
         books.made.rollback()
         books.book("second")
@@ -97,7 +100,7 @@ def test_a_block_that_rolls_back_in_its_middle_is_an_error(books: Books) -> None
 
 
 def test_a_block_that_commits_in_its_middle_and_ends_is_handled(books: Books) -> None:
-    with once(books.made, "m1", create=False):
+    with Once(books.made, "m1", create=False):
         books.book("first")
         books.made.commit()
         books.book("second")
@@ -105,7 +108,7 @@ def test_a_block_that_commits_in_its_middle_and_ends_is_handled(books: Books) ->
 
 
 def test_a_block_that_committed_in_its_middle_and_died_is_neither_repeated_nor_taken_for_handled(books: Books) -> None:
-    with suppress(ValueError), once(books.made, "m1", create=False):
+    with suppress(ValueError), Once(books.made, "m1", create=False):
         books.book("first")
         books.made.commit()
         raise ValueError
@@ -133,11 +136,11 @@ def test_of_two_instances_with_the_message_the_second_waits_and_finds_it_handled
     found: list[bool] = []
 
     def second() -> None:
-        with closing(plain.connect()) as database, once(database, "m1", create=False) as is_new:
+        with closing(plain.connect()) as database, Once(database, "m1", create=False) as is_new:
             found.append(is_new)
 
     other = threading.Thread(target=second)
-    with once(plain.made, "m1", create=False):
+    with Once(plain.made, "m1", create=False):
         other.start()
         plain.book()
         assert not found
@@ -150,7 +153,7 @@ def test_an_outage_is_told_as_what_it_is_and_not_as_a_missing_table(tmp_path: Pa
     with closing(sqlite3.connect(books.place, timeout=0)) as busy, closing(sqlite3.connect(books.place)) as other:
         other.execute("BEGIN EXCLUSIVE")
         for create in (False, True):
-            with pytest.raises(sqlite3.OperationalError, match="locked"), once(busy, "m1", create=create):
+            with pytest.raises(sqlite3.OperationalError, match="locked"), Once(busy, "m1", create=create):
                 pass
     books.made.close()
 
@@ -164,7 +167,7 @@ def test_rows_of_blocks_that_did_not_end_are_not_tidied(plain: Books) -> None:
 def test_autocommit_and_other_objects_are_refused(plain: Books) -> None:
     with closing(sqlite3.connect(plain.place, isolation_level=None)) as database:
         for made, told in [(database, "autocommit"), (object(), "allowed are")]:
-            with pytest.raises(ProducerError, match=told), once(made, "m1", create=True):
+            with pytest.raises(ProducerError, match=told), Once(made, "m1", create=True):
                 pass
     assert plain.states() == []
 
@@ -175,7 +178,7 @@ def test_a_missing_table_is_an_error_with_its_sql_or_is_made(tmp_path: Path) -> 
         with pytest.raises(ProducerError, match=f"CREATE TABLE {TABLE}"):
             books.handle()
         for is_new in (True, False):
-            with once(books.made, "m1", create=True) as found:
+            with Once(books.made, "m1", create=True) as found:
                 assert found is is_new
     assert HANDLED in books.states()
 
@@ -189,7 +192,7 @@ def test_two_that_make_the_table_at_once_both_find_it(tmp_path: Path) -> None:
         try:
             with closing(books.connect()) as database:
                 begin.wait()
-                with once(database, f"m{number}", create=True):
+                with Once(database, f"m{number}", create=True):
                     pass
         except Exception as error:  # shown by the assertion
             failures.append(error)
@@ -210,12 +213,51 @@ def test_whenever_deliveries_crash_the_effect_is_there_once_when_one_has_ended(
     books = Books(tmp_path_factory.mktemp("crashes") / "books.db")
     for crash in [*crashes, "none"]:
         with closing(books.connect()) as books.made:  # a process that ends closes its connections
-            found = once(books.made, "m1", create=False)
+            found = Once(books.made, "m1", create=False)
             if crash != "before" and found.__enter__():
                 books.book()
             if crash in ("after", "none"):
                 found.__exit__(None, None, None)
     assert (books.booked(), books.states()) == (["k1"], [HANDLED])
+
+
+@pytest.mark.parametrize("kind", ["connection", "session"])
+def test_in_asyncio_too_a_message_has_its_effect_once(plain: Books, kind: str) -> None:
+    """Also after an error, and after a task that is cancelled in its block."""
+
+    async def handle(database: Any, ends: Callable[[], Awaitable[None]] | None = None) -> bool:
+        async with Once(database, "m1", create=False) as is_new:
+            await database.execute(text("INSERT INTO points VALUES ('k1')"))
+            if ends:
+                await ends()
+        return is_new
+
+    async def fails() -> None:
+        raise ValueError(kind)
+
+    async def stays(reached: asyncio.Event) -> None:
+        reached.set()
+        await asyncio.sleep(60)
+
+    async def serve() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{plain.place}")
+        async with AsyncSession(engine) if kind == "session" else engine.connect() as database:
+            with pytest.raises(ValueError, match=kind):
+                await handle(database, fails)
+            reached = asyncio.Event()
+            task = asyncio.create_task(handle(database, lambda: stays(reached)))
+            await reached.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            assert [await handle(database) for _ in range(2)] == [True, False]
+            with pytest.raises(ArgumentError, match="none of asyncio's"), Once(database, "m2", create=False):
+                pass
+        await engine.dispose()
+        with pytest.raises(ArgumentError, match="AsyncSession or an AsyncConnection"):
+            await handle(plain.made)
+
+    asyncio.run(serve())
+    assert (plain.booked(), plain.states()) == (["k1"], [HANDLED])
 
 
 def received(warehouse: Path, **arguments: Any) -> list[ReceivedMessage]:

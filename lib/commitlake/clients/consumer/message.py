@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
@@ -14,7 +13,7 @@ import pyarrow as pa
 from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight
-from commitlake.clients.consumer.once import once, row_id
+from commitlake.clients.consumer.once import Once, row_id
 from commitlake.clients.consumer.receipts import Attempt
 from commitlake.clients.renamed import renamed
 from commitlake.config.terminal import printable
@@ -205,14 +204,17 @@ class ReceivedMessage:
         """
         self._outcomes.retry([self.handed], after, max_attempts, remark)
 
-    def once(self, database: Any, *, create: bool = False) -> AbstractContextManager[bool]:
+    def once(self, database: Any, *, create: bool = False) -> Once:
         """A local transaction that the group commits once for this message: `with message.once(database) as is_new:`.
+
+        With asyncio's connections and sessions it is `async with`.
 
         The block commits with a row that names the message. When the message comes again, `is_new` is False, and what
         the block does is rolled back. Call `done` after the block.
 
         Args:
-            database: a connection of sqlite3 or psycopg 3, or a connection or session of SQLAlchemy, in no transaction.
+            database: a connection of sqlite3 or psycopg 3, or a connection or session of SQLAlchemy, in no transaction;
+                for `async with` SQLAlchemy's or psycopg's of asyncio.
             create: make the table `commitlake_transactions` where it is missing; else a migration does.
 
         Raises:
@@ -220,7 +222,7 @@ class ReceivedMessage:
             ConsumerError: the connection is in a transaction, or the block has ended it itself, or another block for
                 this message is still open: the message comes again.
         """
-        return once(database, row_id(self._outcomes.group, self.topic, self.position, self.message_id), create)
+        return Once(database, row_id(self._outcomes.group, self.topic, self.position, self.message_id), create)
 
     def release(self) -> bool:
         """Give up the message if its queue goes to another instance, which gets it; False if the queue stays here."""

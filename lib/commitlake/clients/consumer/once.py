@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import Any
 
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.clients.sql import is_wait_over, sql_of
+from commitlake.clients.sql import awaited, is_wait_over, sql_of
 from commitlake.errors import ConsumerError
 from commitlake.protocol.database_row import HANDLED, HANDLING, TABLE
 
@@ -23,16 +24,50 @@ def row_id(*names: str) -> str:
     return hashlib.sha256("\0".join(names).encode(errors="surrogatepass")).hexdigest()
 
 
-@contextmanager
-def once(database: Any, name: str, create: bool) -> Iterator[bool]:
+class Once:
     """A transaction that commits with the block and the row `name`; False when the row is there already.
 
-    What a block does then is rolled back, as after an error in it.
+    What a block does then is rolled back, as after an error in it. `with` takes what `sql_of` takes, `async with` what
+    `awaited` takes: SQLAlchemy runs the code for plain connections in a greenlet. A cancelled task needs no care: its
+    message comes again, and the row says whether the commit was done.
 
     Args:
-        database: as for `sql_of`.
+        database: the connection or session.
         name: the id of the row.
         create: make the table where it is missing.
+    """
+
+    def __init__(self, database: Any, name: str, create: bool) -> None:
+        self._database, self._name, self._create = database, name, create
+
+    def __enter__(self) -> bool:
+        """Begin; False when the row is there already. Raises the errors of `ReceivedMessage.once`."""
+        return self._begin(self._database)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._block.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> bool:
+        """Begin; False when the row is there already. Raises the errors of `ReceivedMessage.once`."""
+        self._awaited = awaited(self._database)
+        is_new: bool = await self._awaited.run_sync(self._begin)
+        return is_new
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._awaited.run_sync(lambda _: self._block.__exit__(kind, error, trace))
+
+    def _begin(self, connection: Any) -> bool:
+        self._block = _block(connection, self._name, self._create)
+        return self._block.__enter__()
+
+
+@contextmanager
+def _block(database: Any, name: str, create: bool) -> Iterator[bool]:
+    """The block on a plain connection, or in a greenlet.
 
     Raises:
         ProducerError: `database` can't be used, or has no table for the row.
