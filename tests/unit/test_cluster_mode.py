@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -133,12 +134,25 @@ def test_without_hadoops_configuration_nothing_is_tried() -> None:
         cluster_mode.submit(["false"], {})
 
 
-def test_this_machines_python_stays_at_home(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    there = {"HADOOP_CONF_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": "lib", "PYSPARK_PYTHON": "here"}
-    assert cluster_mode.submit(["env"], there) == 0
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("named", ["", "/opt/python"])
+def test_of_pythons_only_the_one_that_the_operator_names_travels(
+    named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bin_ = tmp_path / "spark" / "bin"
+    bin_.mkdir(parents=True)
+    (bin_ / "spark-submit").write_text("#!/bin/sh\nenv\n")
+    (bin_ / "spark-submit").chmod(0o755)
+    for name, value in {"SPARK_HOME": str(bin_.parent), "HADOOP_CONF_DIR": "/conf", "PYTHONPATH": "lib"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYSPARK_PYTHON", named) if named else monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
+    monkeypatch.setattr(executors, "archive", lambda _: tmp_path / "packages.tar.gz")
+    monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", "--deploy-mode cluster")
+    assert submit.launch(SCRIPT, ["run"], name="commitlake-run", master="yarn") == 0
     said = capfd.readouterr().out
-    assert "PYTHONPATH" not in said
-    assert "PYSPARK_PYTHON" not in said
+    pythons = [line for line in said.splitlines() if re.match("PYTHONPATH|PYSPARK.*PYTHON", line)]
+    assert pythons == ([f"PYSPARK_PYTHON={named}"] if named else [])
     assert "yarn logs -applicationId" in said
 
 

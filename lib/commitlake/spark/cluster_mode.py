@@ -22,7 +22,7 @@ MODE = "spark.submit.deployMode"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _CONFIGURATION = "commitlake.yaml"
 _PLACES = ("warehouse", "checkpoints")
-_STAY_AT_HOME = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+_STAY_AT_HOME = ("PYTHONPATH", "PYSPARK_DRIVER_PYTHON")
 """Variables that Spark hands on to the cluster, where this machine's Python and clone are not."""
 _TRAVEL = ("COMMITLAKE_LOG", "COMMITLAKE_LOG_FORMAT", "COMMITLAKE_STACK_LINES")
 _FOLLOW = """\
