@@ -89,10 +89,17 @@ def test_a_mistake_is_told_before_anything_is_submitted(place: Path) -> None:
         settings(place, "run", "--set=wharehouse=x")
 
 
-def launched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str = "") -> list[str]:
+def launched(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: str = "",
+    command: str = "run",
+    master: str = "yarn",
+) -> list[str]:
     """The words of spark-submit."""
     monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", f"--deploy-mode cluster {more}")
-    assert submit.launch(SCRIPT, ["run"], name="commitlake-run", master="yarn", dry_run=True) == 0
+    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
+    assert submit.launch(SCRIPT, [command], name="test", master=master, dry_run=True) == 0
     return shlex.split(capsys.readouterr().out)
 
 
@@ -104,7 +111,6 @@ def test_the_command_needs_nothing_of_this_machine_later(
     monkeypatch.setattr(executors, "of_driver", lambda: ["pytz"])
     monkeypatch.setenv("COMMITLAKE_LOG", "INFO")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
     words = launched(monkeypatch, capsys, "--files /etc/krb5.conf")
     given = dict(word.split("=", 1) for word in words if "=" in word)
     assert given["spark.submit.deployMode"] == "cluster"
@@ -124,9 +130,18 @@ def test_the_command_needs_nothing_of_this_machine_later(
 def test_beside_a_named_python_no_package_travels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
     words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python")
     assert not any("spark.archives" in word or "PYTHONPATH" in word for word in words)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(("command", "master"), [("audit", "yarn"), ("stop", "local[2]"), ("run", "local[2]")])
+def test_a_command_that_answers_and_one_machine_keep_the_driver_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, master: str
+) -> None:
+    words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python", command, master)
+    assert [word for word in words if "deployMode" in word] == ["spark.submit.deployMode=client"]
+    assert not any("waitAppCompletion" in word or "configurationFile=log4j2.properties" in word for word in words)
 
 
 def test_without_hadoops_configuration_nothing_is_tried() -> None:

@@ -60,22 +60,23 @@ def launch(
         SetupError: no fitting Java or Spark, or jars that cannot be resolved.
         ConfigError: what the configuration names can't travel to a driver on the cluster.
     """
-    settings = session.submit_settings(master, short_lived, avro=avro)  # checks the machine, first of all
+    travels = session.is_cluster_mode(master, arguments)
+    settings = session.submit_settings(master, short_lived, avro=avro, travels=travels)  # checks the machine
     with tempfile.TemporaryDirectory(prefix="commitlake-launch-") as directory:
         place = Path(directory)
         command, environment = runtime.spark_submit()
         command += ["--master", master, "--name", name]
         words, home = given.from_environment(), runtime.spark_home()
-        is_cluster_mode = session.is_cluster_mode(master)
+        words += [] if travels else ["--deploy-mode", "client"]
         if not session.is_one_machine(master):
-            more, arguments = _shipped(place, arguments, is_cluster_mode=is_cluster_mode)
+            more, arguments = _shipped(place, arguments, is_cluster_mode=travels)
             settings |= more
             environment = _without_own_python(environment)
         command += [*given.arguments(settings, words, home), str(script), *arguments]
         if dry_run:
             print(shlex.join(command))
             return 0
-        if is_cluster_mode:
+        if travels:
             return cluster_mode.submit(command, environment)
         return _run(
             command, environment | _own_variables(place, environment) | session.local_environment(master), place
