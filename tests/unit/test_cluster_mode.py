@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from commitlake.errors import ConfigError, SetupError
-from commitlake.spark import cluster_mode, executors, submit
+from commitlake.spark import cluster_mode, executors, given, submit
 
 SCRIPT = Path(__file__)
 
@@ -112,16 +112,16 @@ def test_the_command_needs_nothing_of_this_machine_later(
     monkeypatch.setenv("COMMITLAKE_LOG", "INFO")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     words = launched(monkeypatch, capsys, "--files /etc/krb5.conf")
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    assert given["spark.submit.deployMode"] == "cluster"
-    assert given["spark.archives"].endswith(f"#{executors.DIRECTORY}")
-    assert given["spark.yarn.appMasterEnv.PYTHONPATH"] == given["spark.executorEnv.PYTHONPATH"] == executors.DIRECTORY
-    assert given["spark.yarn.appMasterEnv.COMMITLAKE_LOG"] == "INFO"
-    assert given["spark.yarn.submit.waitAppCompletion"] == "false"
-    assert "spark.pyspark.driver.python" not in given
-    names = [Path(each).name for each in given["spark.files"].split(",")]
+    found = dict(word.split("=", 1) for word in words if "=" in word)
+    assert found["spark.submit.deployMode"] == "cluster"
+    assert found["spark.archives"].endswith(f"#{executors.DIRECTORY}")
+    assert found["spark.yarn.appMasterEnv.PYTHONPATH"] == found["spark.executorEnv.PYTHONPATH"] == executors.DIRECTORY
+    assert found["spark.yarn.appMasterEnv.COMMITLAKE_LOG"] == "INFO"
+    assert found["spark.yarn.submit.waitAppCompletion"] == "false"
+    assert "spark.pyspark.driver.python" not in found
+    names = [Path(each).name for each in found["spark.files"].split(",")]
     assert names == ["commitlake.yaml", "log4j2.properties", "krb5.conf"]
-    options = given["spark.driver.extraJavaOptions"].split()
+    options = found["spark.driver.extraJavaOptions"].split()
     assert "-Dlog4j2.configurationFile=log4j2.properties" in options
     assert not any(option.startswith("-Duser.home") for option in options)
 
@@ -132,6 +132,17 @@ def test_beside_a_named_python_no_package_travels(
 ) -> None:
     words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python")
     assert not any("spark.archives" in word or "PYTHONPATH" in word for word in words)
+
+
+@pytest.mark.usefixtures("place")
+def test_settings_that_the_driver_would_override_travel_to_it_and_secrets_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = {"spark.sql.shuffle.partitions": "8", "spark.sql.streaming.pollingDelay": "2s"}
+    wanted = {**tuned, "spark.pyspark.python": "/opt/python", "spark.hadoop.fs.s3a.secret.key": "geheim"}
+    words = launched(monkeypatch, capsys, " ".join(f"--conf {name}={value}" for name, value in wanted.items()))
+    (there,) = [word for word in words if word.startswith("spark.yarn.appMasterEnv.COMMITLAKE_SPARK_ARGS=")]
+    assert given.settings(shlex.split(there.partition("=")[2])) == tuned
 
 
 @pytest.mark.usefixtures("place")

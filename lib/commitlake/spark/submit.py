@@ -103,9 +103,16 @@ def _shipped(place: Path, arguments: Sequence[str], *, is_cluster_mode: bool) ->
     if is_cluster_mode:
         more, arguments = cluster_mode.settings(place, arguments, is_python_named=is_python_named)
         # By the name that Spark gives them for all machines, the driver on the cluster would look for them here.
-        return {"spark.yarn.dist.pyFiles": zipped, **more}, arguments
+        own = {"spark.yarn.dist.pyFiles": zipped, f"spark.yarn.appMasterEnv.{given.VARIABLE}": _tuned()}
+        return own | more, arguments
     own = {} if is_python_named else executors.settings()
     return {"spark.submit.pyFiles": zipped, "spark.pyspark.driver.python": sys.executable, **own}, arguments
+
+
+def _tuned() -> str:
+    """The operator's arguments that win over what the driver sets later; no others, as YARN shows them to all."""
+    chosen, names = given.settings(given.from_environment()), {*session.TUNING, "spark.sql.shuffle.partitions"}
+    return shlex.join(f"--conf={name}={value}" for name, value in chosen.items() if name in names)
 
 
 def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:
