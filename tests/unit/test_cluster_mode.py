@@ -84,6 +84,15 @@ def test_a_secret_in_a_rule_is_refused_too(place: Path, monkeypatch: pytest.Monk
         settings(place, "run", "--conf=rule.yaml")
 
 
+def test_secrets_in_a_map_that_is_one_text_are_found_too(place: Path) -> None:
+    Path("pw").write_text("geheim")
+    rule = "checks={shop: {database: 'postgresql://u@h/d', password: '%s'}}"
+    with pytest.raises(ConfigError, match=r"checks.shop.password: env:PW"):
+        settings(place, "run", f"--set={rule % 'env:PW'}")
+    settings(place, "run", f"--set={rule % 'file:pw'}")
+    assert travelled(place)["checks"] == {"shop": {"database": "postgresql://u@h/d", "password": "file:secret-0"}}
+
+
 def test_a_mistake_is_told_before_anything_is_submitted(place: Path) -> None:
     with pytest.raises(ConfigError, match="unknown configuration key wharehouse"):
         settings(place, "run", "--set=wharehouse=x")

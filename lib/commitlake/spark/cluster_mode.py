@@ -15,6 +15,8 @@ from pathlib import Path
 import yaml
 
 from commitlake import config
+from commitlake.config import yaml_texts
+from commitlake.config.keys import MAPS
 from commitlake.errors import ConfigError, SetupError
 from commitlake.spark import executors
 
@@ -63,6 +65,8 @@ def _written(place: Path, conf: str | None, sets: Sequence[str]) -> list[Path]:
     """Writes the configuration as the driver shall read it; returns its file, and copies of those of its secrets."""
     checked, values = config.load(conf, sets), config.given_values(conf, sets)
     values |= {name: getattr(checked, name) for name in _PLACES}  # a relative one is of this directory
+    texts = {name: value for name, value in values.items() if name in MAPS and isinstance(value, str)}
+    values |= {name: yaml_texts.load(value) for name, value in texts.items()}  # they may name secrets
     secrets: list[Path] = []
     file = place / _CONFIGURATION
     file.touch(mode=0o600)
