@@ -120,11 +120,18 @@ def test_the_command_needs_nothing_of_this_machine_later(
     monkeypatch.setattr(executors, "of_driver", lambda: ["pytz"])
     monkeypatch.setenv("COMMITLAKE_LOG", "INFO")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    words = launched(monkeypatch, capsys, "--files /etc/krb5.conf")
+    own = (
+        "spark.yarn.appMasterEnv.PYTHONPATH=/own",
+        "spark.executorEnv.PYTHONPATH=/own",
+        "spark.yarn.dist.pyFiles=/o.zip",
+    )
+    words = launched(monkeypatch, capsys, " --conf ".join(["--files /etc/krb5.conf", *own]))
     found = dict(word.split("=", 1) for word in words if "=" in word)
     assert found["spark.submit.deployMode"] == "cluster"
     assert found["spark.archives"].endswith(f"#{executors.DIRECTORY}")
-    assert found["spark.yarn.appMasterEnv.PYTHONPATH"] == found["spark.executorEnv.PYTHONPATH"] == executors.DIRECTORY
+    paths = [found[f"spark.{whose}.PYTHONPATH"] for whose in ("yarn.appMasterEnv", "executorEnv")]
+    assert paths == [f"{executors.DIRECTORY}:/own"] * 2
+    assert re.fullmatch(r".*/commitlake\.zip,/o\.zip", found["spark.yarn.dist.pyFiles"])
     assert found["spark.yarn.appMasterEnv.COMMITLAKE_LOG"] == "INFO"
     assert found["spark.yarn.submit.waitAppCompletion"] == "false"
     assert "spark.pyspark.driver.python" not in found
