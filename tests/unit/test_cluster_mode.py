@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from commitlake.errors import ConfigError, SetupError
-from commitlake.spark import cluster_mode, executors, given, submit
+from commitlake.spark import cluster_mode, executors, given, process, submit
 
 SCRIPT = Path(__file__)
 
@@ -25,6 +28,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     travels = tmp_path / "travels"
     travels.mkdir()
     return travels
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A launcher, which ends next, leaves its handlers of signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def settings(place: Path, *arguments: str) -> tuple[dict[str, str], list[str]]:
@@ -171,9 +183,51 @@ def test_a_command_that_answers_and_one_machine_keep_the_driver_here(
     assert not any("waitAppCompletion" in word or "configurationFile=log4j2.properties" in word for word in words)
 
 
-def test_without_hadoops_configuration_nothing_is_tried() -> None:
-    with pytest.raises(SetupError, match="HADOOP_CONF_DIR is not set"):
-        cluster_mode.submit(["false"], {})
+def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, master: str = "yarn", *words: str) -> int:
+    """The exit code of `run` with a spark-submit that does what a line of shell says."""
+    own = tmp_path / "spark" / "bin" / "spark-submit"
+    own.parent.mkdir(parents=True)
+    own.write_text(f"#!/bin/sh\n{does}\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(own.parents[1]))
+    monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", "--deploy-mode cluster")
+    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
+    monkeypatch.setattr(executors, "archive", lambda _: tmp_path / "packages.tar.gz")
+    return submit.launch(SCRIPT, ["run", *words], name="commitlake-run", master=master)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("master", "conf", "told"),
+    [
+        ("yarn", {}, "HADOOP_CONF_DIR is not set"),
+        ("k8s://api", {"HADOOP_CONF_DIR": "/conf"}, "--deploy-mode cluster is for --master yarn"),
+    ],
+)
+def test_where_the_driver_cannot_go_nothing_is_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, master: str, conf: dict[str, str], told: str
+) -> None:
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    for name, value in conf.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SetupError, match=told):
+        submitted(monkeypatch, tmp_path, f"touch {tmp_path}/tried", master)
+    assert not (tmp_path / "tried").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_launcher_that_is_ended_leaves_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Path("pw").write_text("geheim")
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/conf")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        submitted(
+            *(monkeypatch, tmp_path, "ls -d $(dirname $0)/../../commitlake-launch-*/secret-0 && kill -TERM $PPID"),
+            *("yarn", "--set=kafka.options.ssl.key.password=file:pw"),
+        )
+    assert ended.value.code == process.STOPPED
+    assert list(tmp_path.glob("commitlake-launch-*")) == []
 
 
 @pytest.mark.usefixtures("place")
@@ -181,17 +235,10 @@ def test_without_hadoops_configuration_nothing_is_tried() -> None:
 def test_of_pythons_only_the_one_that_the_operator_names_travels(
     named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bin_ = tmp_path / "spark" / "bin"
-    bin_.mkdir(parents=True)
-    (bin_ / "spark-submit").write_text("#!/bin/sh\nenv\n")
-    (bin_ / "spark-submit").chmod(0o755)
-    for name, value in {"SPARK_HOME": str(bin_.parent), "HADOOP_CONF_DIR": "/conf", "PYTHONPATH": "lib"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/conf")
+    monkeypatch.setenv("PYTHONPATH", "lib")
     monkeypatch.setenv("PYSPARK_PYTHON", named) if named else monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
-    monkeypatch.setattr(executors, "archive", lambda _: tmp_path / "packages.tar.gz")
-    monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", "--deploy-mode cluster")
-    assert submit.launch(SCRIPT, ["run"], name="commitlake-run", master="yarn") == 0
+    assert submitted(monkeypatch, tmp_path, "env") == 0
     said = capfd.readouterr().out
     pythons = [line for line in said.splitlines() if re.match("PYTHONPATH|PYSPARK.*PYTHON", line)]
     assert pythons == ([f"PYSPARK_PYTHON={named}"] if named else [])

@@ -77,7 +77,7 @@ def launch(
             print(shlex.join(command))
             return 0
         if travels:
-            return cluster_mode.submit(command, environment)
+            return cluster_mode.submit(command, environment, master)
         return _run(
             command, environment | _own_variables(place, environment) | session.local_environment(master), place
         )
