@@ -83,7 +83,7 @@ def test_of_two_applications_the_older_one_stands_by_and_takes_over_at_the_end_o
     wait_for(lambda: cluster.attempts(older) == 2, 300 * patience(), lambda: cluster.said(newer)[-6_000:])
     traffic.send()
     wait_for(traffic.is_over, 300 * patience(), lambda: cluster.said(newer)[-6_000:])
-    time.sleep(20)  # three times `standby_after`
+    time.sleep(20)  # four times `standby_after`
     assert epochs(lake) == [1, 2]
     assert cluster.commitlake("stop", "--conf", conf, "--master", "local[2]").returncode == 0
     traffic.send()

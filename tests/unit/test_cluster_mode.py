@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from commitlake.errors import ConfigError, SetupError
-from commitlake.spark import cluster_mode, executors, submit
+from commitlake.spark import cluster_mode, executors, given, process, submit
 
 SCRIPT = Path(__file__)
 
@@ -24,6 +28,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     travels = tmp_path / "travels"
     travels.mkdir()
     return travels
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A launcher, which ends next, leaves its handlers of signals."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def settings(place: Path, *arguments: str) -> tuple[dict[str, str], list[str]]:
@@ -83,15 +96,31 @@ def test_a_secret_in_a_rule_is_refused_too(place: Path, monkeypatch: pytest.Monk
         settings(place, "run", "--conf=rule.yaml")
 
 
+def test_secrets_in_a_map_that_is_one_text_are_found_too(place: Path) -> None:
+    Path("pw").write_text("geheim")
+    rule = "checks={shop: {database: 'postgresql://u@h/d', password: '%s'}}"
+    with pytest.raises(ConfigError, match=r"checks.shop.password: env:PW"):
+        settings(place, "run", f"--set={rule % 'env:PW'}")
+    settings(place, "run", f"--set={rule % 'file:pw'}")
+    assert travelled(place)["checks"] == {"shop": {"database": "postgresql://u@h/d", "password": "file:secret-0"}}
+
+
 def test_a_mistake_is_told_before_anything_is_submitted(place: Path) -> None:
     with pytest.raises(ConfigError, match="unknown configuration key wharehouse"):
         settings(place, "run", "--set=wharehouse=x")
 
 
-def launched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str = "") -> list[str]:
+def launched(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: str = "",
+    command: str = "run",
+    master: str = "yarn",
+) -> list[str]:
     """The words of spark-submit."""
     monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", f"--deploy-mode cluster {more}")
-    assert submit.launch(SCRIPT, ["run"], name="commitlake-run", master="yarn", dry_run=True) == 0
+    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
+    assert submit.launch(SCRIPT, [command], name="test", master=master, dry_run=True) == 0
     return shlex.split(capsys.readouterr().out)
 
 
@@ -103,18 +132,24 @@ def test_the_command_needs_nothing_of_this_machine_later(
     monkeypatch.setattr(executors, "of_driver", lambda: ["pytz"])
     monkeypatch.setenv("COMMITLAKE_LOG", "INFO")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
-    words = launched(monkeypatch, capsys, "--files /etc/krb5.conf")
-    given = dict(word.split("=", 1) for word in words if "=" in word)
-    assert given["spark.submit.deployMode"] == "cluster"
-    assert given["spark.archives"].endswith(f"#{executors.DIRECTORY}")
-    assert given["spark.yarn.appMasterEnv.PYTHONPATH"] == given["spark.executorEnv.PYTHONPATH"] == executors.DIRECTORY
-    assert given["spark.yarn.appMasterEnv.COMMITLAKE_LOG"] == "INFO"
-    assert given["spark.yarn.submit.waitAppCompletion"] == "false"
-    assert "spark.pyspark.driver.python" not in given
-    names = [Path(each).name for each in given["spark.files"].split(",")]
+    own = (
+        "spark.yarn.appMasterEnv.PYTHONPATH=/own",
+        "spark.executorEnv.PYTHONPATH=/own",
+        "spark.yarn.dist.pyFiles=/o.zip",
+    )
+    words = launched(monkeypatch, capsys, " --conf ".join(["--files /etc/krb5.conf", *own]))
+    found = dict(word.split("=", 1) for word in words if "=" in word)
+    assert found["spark.submit.deployMode"] == "cluster"
+    assert found["spark.archives"].endswith(f"#{executors.DIRECTORY}")
+    paths = [found[f"spark.{whose}.PYTHONPATH"] for whose in ("yarn.appMasterEnv", "executorEnv")]
+    assert paths == [f"{executors.DIRECTORY}:/own"] * 2
+    assert re.fullmatch(r".*/commitlake\.zip,/o\.zip", found["spark.yarn.dist.pyFiles"])
+    assert found["spark.yarn.appMasterEnv.COMMITLAKE_LOG"] == "INFO"
+    assert found["spark.yarn.submit.waitAppCompletion"] == "false"
+    assert "spark.pyspark.driver.python" not in found
+    names = [Path(each).name for each in found["spark.files"].split(",")]
     assert names == ["commitlake.yaml", "log4j2.properties", "krb5.conf"]
-    options = given["spark.driver.extraJavaOptions"].split()
+    options = found["spark.driver.extraJavaOptions"].split()
     assert "-Dlog4j2.configurationFile=log4j2.properties" in options
     assert not any(option.startswith("-Duser.home") for option in options)
 
@@ -123,22 +158,90 @@ def test_the_command_needs_nothing_of_this_machine_later(
 def test_beside_a_named_python_no_package_travels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
     words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python")
     assert not any("spark.archives" in word or "PYTHONPATH" in word for word in words)
 
 
-def test_without_hadoops_configuration_nothing_is_tried() -> None:
-    with pytest.raises(SetupError, match="HADOOP_CONF_DIR is not set"):
-        cluster_mode.submit(["false"], {})
+@pytest.mark.usefixtures("place")
+def test_settings_that_the_driver_would_override_travel_to_it_and_secrets_do_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = {"spark.sql.shuffle.partitions": "8", "spark.sql.streaming.pollingDelay": "2s"}
+    wanted = {**tuned, "spark.pyspark.python": "/opt/python", "spark.hadoop.fs.s3a.secret.key": "geheim"}
+    words = launched(monkeypatch, capsys, " ".join(f"--conf {name}={value}" for name, value in wanted.items()))
+    (there,) = [word for word in words if word.startswith("spark.yarn.appMasterEnv.COMMITLAKE_SPARK_ARGS=")]
+    assert given.settings(shlex.split(there.partition("=")[2])) == tuned
 
 
-def test_this_machines_python_stays_at_home(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    there = {"HADOOP_CONF_DIR": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": "lib", "PYSPARK_PYTHON": "here"}
-    assert cluster_mode.submit(["env"], there) == 0
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(("command", "master"), [("audit", "yarn"), ("stop", "local[2]"), ("run", "local[2]")])
+def test_a_command_that_answers_and_one_machine_keep_the_driver_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, master: str
+) -> None:
+    words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python", command, master)
+    assert [word for word in words if "deployMode" in word] == ["spark.submit.deployMode=client"]
+    assert not any("waitAppCompletion" in word or "configurationFile=log4j2.properties" in word for word in words)
+
+
+def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, does: str, master: str = "yarn", *words: str) -> int:
+    """The exit code of `run` with a spark-submit that does what a line of shell says."""
+    own = tmp_path / "spark" / "bin" / "spark-submit"
+    own.parent.mkdir(parents=True)
+    own.write_text(f"#!/bin/sh\n{does}\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(own.parents[1]))
+    monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", "--deploy-mode cluster")
+    monkeypatch.setattr("commitlake.spark.runtime.jars", lambda _: ["/jars/delta.jar"])
+    monkeypatch.setattr(executors, "archive", lambda _: tmp_path / "packages.tar.gz")
+    return submit.launch(SCRIPT, ["run", *words], name="commitlake-run", master=master)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("master", "conf", "told"),
+    [
+        ("yarn", {}, "HADOOP_CONF_DIR is not set"),
+        ("k8s://api", {"HADOOP_CONF_DIR": "/conf"}, "--deploy-mode cluster is for --master yarn"),
+    ],
+)
+def test_where_the_driver_cannot_go_nothing_is_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, master: str, conf: dict[str, str], told: str
+) -> None:
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    for name, value in conf.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SetupError, match=told):
+        submitted(monkeypatch, tmp_path, f"touch {tmp_path}/tried", master)
+    assert not (tmp_path / "tried").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_launcher_that_is_ended_leaves_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Path("pw").write_text("geheim")
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/conf")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        submitted(
+            *(monkeypatch, tmp_path, "ls -d $(dirname $0)/../../commitlake-launch-*/secret-0 && kill -TERM $PPID"),
+            *("yarn", "--set=kafka.options.ssl.key.password=file:pw"),
+        )
+    assert ended.value.code == process.STOPPED
+    assert list(tmp_path.glob("commitlake-launch-*")) == []
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("named", ["", "/opt/python"])
+def test_of_pythons_only_the_one_that_the_operator_names_travels(
+    named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/conf")
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    monkeypatch.setenv("PYSPARK_PYTHON", named) if named else monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    assert submitted(monkeypatch, tmp_path, "env") == 0
     said = capfd.readouterr().out
-    assert "PYTHONPATH" not in said
-    assert "PYSPARK_PYTHON" not in said
+    pythons = [line for line in said.splitlines() if re.match("PYTHONPATH|PYSPARK.*PYTHON", line)]
+    assert pythons == ([f"PYSPARK_PYTHON={named}"] if named else [])
     assert "yarn logs -applicationId" in said
 
 

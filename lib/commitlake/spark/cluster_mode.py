@@ -15,14 +15,16 @@ from pathlib import Path
 import yaml
 
 from commitlake import config
+from commitlake.config import yaml_texts
+from commitlake.config.keys import MAPS
 from commitlake.errors import ConfigError, SetupError
-from commitlake.spark import executors
+from commitlake.spark import executors, process
 
 MODE = "spark.submit.deployMode"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _CONFIGURATION = "commitlake.yaml"
 _PLACES = ("warehouse", "checkpoints")
-_STAY_AT_HOME = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+_STAY_AT_HOME = ("PYTHONPATH", "PYSPARK_DRIVER_PYTHON")
 """Variables that Spark hands on to the cluster, where this machine's Python and clone are not."""
 _TRAVEL = ("COMMITLAKE_LOG", "COMMITLAKE_LOG_FORMAT", "COMMITLAKE_STACK_LINES")
 _FOLLOW = """\
@@ -63,6 +65,8 @@ def _written(place: Path, conf: str | None, sets: Sequence[str]) -> list[Path]:
     """Writes the configuration as the driver shall read it; returns its file, and copies of those of its secrets."""
     checked, values = config.load(conf, sets), config.given_values(conf, sets)
     values |= {name: getattr(checked, name) for name in _PLACES}  # a relative one is of this directory
+    texts = {name: value for name, value in values.items() if name in MAPS and isinstance(value, str)}
+    values |= {name: yaml_texts.load(value) for name, value in texts.items()}  # they may name secrets
     secrets: list[Path] = []
     file = place / _CONFIGURATION
     file.touch(mode=0o600)
@@ -92,18 +96,22 @@ def _travelling(name: str, value: object, place: Path, secrets: list[Path]) -> o
     return f"file:{copy.name}"
 
 
-def submit(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def submit(command: Sequence[str], environment: Mapping[str, str], master: str) -> int:
     """Submits the application, and says how to follow it; returns spark-submit's exit code.
 
     Raises:
-        SetupError: Hadoop's configuration is not named, without which Spark does not find YARN.
+        SetupError: the master is not YARN, or Hadoop's configuration, which says where that is, is not named.
     """
+    if master != "yarn":
+        msg = f"--deploy-mode cluster is for --master yarn; with {master} leave it out: the driver runs here"
+        raise SetupError(msg)
     if not {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & set(environment):
         msg = "HADOOP_CONF_DIR is not set; set it to the directory with the cluster's core-site.xml and yarn-site.xml"
         raise SetupError(msg)
     kept = {name: value for name, value in environment.items() if name not in _STAY_AT_HOME}
     logs = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
-    code = subprocess.run(command, env={"SPARK_SUBMIT_OPTS": logs, **kept}, check=False).returncode
+    with process.exit_on_signals(process.STOPPED):  # the copies of secrets are deleted then
+        code = subprocess.run(command, env={"SPARK_SUBMIT_OPTS": logs, **kept}, check=False).returncode
     if code == 0:
         print(_FOLLOW, end="", flush=True)
     return code

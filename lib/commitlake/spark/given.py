@@ -31,6 +31,8 @@ _JOINED = {
     "spark.driver.extraClassPath": os.pathsep,
     "spark.executor.extraClassPath": os.pathsep,
     "spark.executorEnv.PYTHONPATH": os.pathsep,
+    "spark.yarn.appMasterEnv.PYTHONPATH": os.pathsep,
+    "spark.yarn.dist.pyFiles": ",",
     "spark.driver.extraJavaOptions": " ",
     "spark.executor.extraJavaOptions": " ",
 }

@@ -271,8 +271,12 @@ def beside(spark: SparkSession, config: Config, more: Mapping[str, str] | None =
     return own
 
 
-def submit_settings(master: str, short_lived: bool = False, *, avro: bool = False) -> dict[str, str]:
+def submit_settings(
+    master: str, short_lived: bool = False, *, avro: bool = False, travels: bool = False
+) -> dict[str, str]:
     """Return the settings that a new JVM starts with, jars included; with `avro` that of Spark's functions for it.
+
+    With `travels` they are those of a driver on the cluster.
 
     Raises:
         SetupError: no fitting Java, jars that cannot be resolved, or a machine that lacks something (`preflight`).
@@ -280,7 +284,6 @@ def submit_settings(master: str, short_lived: bool = False, *, avro: bool = Fals
     own = LOCAL_SETTINGS | given.settings(given.from_environment()) if is_one_machine(master) else chosen()
     preflight.check(own, is_one_machine=is_one_machine(master))
     java, logs = runtime.java(), cluster_mode.LOG_SETTINGS
-    travels = is_cluster_mode(master)
     options = [
         _JAVA_OPTIONS,
         "" if travels else runtime.home(),
@@ -309,9 +312,9 @@ def is_one_machine(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
-def is_cluster_mode(master: str) -> bool:
-    """Whether the operator wants the driver on the cluster."""
-    return not is_one_machine(master) and chosen().get(cluster_mode.MODE) == "cluster"
+def is_cluster_mode(master: str, arguments: Sequence[str]) -> bool:
+    """Whether the operator wants this driver on the cluster; never one whose output and exit code are an answer."""
+    return "run" in arguments[:1] and not is_one_machine(master) and chosen().get(cluster_mode.MODE) == "cluster"
 
 
 def chosen() -> dict[str, str]:

@@ -60,23 +60,24 @@ def launch(
         SetupError: no fitting Java or Spark, or jars that cannot be resolved.
         ConfigError: what the configuration names can't travel to a driver on the cluster.
     """
-    settings = session.submit_settings(master, short_lived, avro=avro)  # checks the machine, first of all
+    travels = session.is_cluster_mode(master, arguments)
+    settings = session.submit_settings(master, short_lived, avro=avro, travels=travels)  # checks the machine
     with tempfile.TemporaryDirectory(prefix="commitlake-launch-") as directory:
         place = Path(directory)
         command, environment = runtime.spark_submit()
         command += ["--master", master, "--name", name]
         words, home = given.from_environment(), runtime.spark_home()
-        is_cluster_mode = session.is_cluster_mode(master)
+        words += [] if travels else ["--deploy-mode", "client"]
         if not session.is_one_machine(master):
-            more, arguments = _shipped(place, arguments, is_cluster_mode=is_cluster_mode)
+            more, arguments = _shipped(place, arguments, is_cluster_mode=travels)
             settings |= more
             environment = _without_own_python(environment)
         command += [*given.arguments(settings, words, home), str(script), *arguments]
         if dry_run:
             print(shlex.join(command))
             return 0
-        if is_cluster_mode:
-            return cluster_mode.submit(command, environment)
+        if travels:
+            return cluster_mode.submit(command, environment, master)
         return _run(
             command, environment | _own_variables(place, environment) | session.local_environment(master), place
         )
@@ -102,9 +103,16 @@ def _shipped(place: Path, arguments: Sequence[str], *, is_cluster_mode: bool) ->
     if is_cluster_mode:
         more, arguments = cluster_mode.settings(place, arguments, is_python_named=is_python_named)
         # By the name that Spark gives them for all machines, the driver on the cluster would look for them here.
-        return {"spark.yarn.dist.pyFiles": zipped, **more}, arguments
+        own = {"spark.yarn.dist.pyFiles": zipped, f"spark.yarn.appMasterEnv.{given.VARIABLE}": _tuned()}
+        return own | more, arguments
     own = {} if is_python_named else executors.settings()
     return {"spark.submit.pyFiles": zipped, "spark.pyspark.driver.python": sys.executable, **own}, arguments
+
+
+def _tuned() -> str:
+    """The operator's arguments that win over what the driver sets later; no others, as YARN shows them to all."""
+    chosen, names = given.settings(given.from_environment()), {*session.TUNING, "spark.sql.shuffle.partitions"}
+    return shlex.join(f"--conf={name}={value}" for name, value in chosen.items() if name in names)
 
 
 def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:
