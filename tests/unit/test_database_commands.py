@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 import traceback
+import uuid
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from typer.testing import CliRunner, Result
 
 from commitlake import DatabaseListener
 from commitlake.clients import databases
+from commitlake.clients.proof_rows import ProofRows
+from commitlake.clients.sql import sql_of
 from commitlake.errors import ArgumentError, ConfigError, DatabaseError, SetupError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, HANDLING, TABLE
@@ -65,6 +68,22 @@ def test_old_rows_go_and_a_younger_age_is_refused_with_what_it_would_lose(tmp_pa
     assert [command("tidy", url).output for _ in range(2)] == ["1 row deleted\n", "0 rows deleted\n"]
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
         assert {row[0] for row in database.execute(f"SELECT id FROM {TABLE}")} == {"database", "c", "d"}
+
+
+def test_tidy_looks_at_each_row_once_whatever_its_id() -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        rows, steps = ProofRows(sql_of(database)), list[int]()
+        rows.create()
+        others = ["", "!", "00", "ff", "FF", "order-1", "zzz", "\U0001f600"]
+        old = [*others, *(f"a0{number:x}" for number in range(1_500)), *(f"{number:032x}" for number in range(100))]
+        young = [uuid.uuid4().hex for _ in range(5_000)]
+        values = [*((name, COMMITTED, 1) for name in old), *((name, COMMITTED, now_ms()) for name in young)]
+        database.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", values)
+        database.commit()
+        database.set_progress_handler(lambda: steps.append(100), 100)  # called each 100 steps of SQLite's machine
+        assert rows.tidy() == len(old)
+        assert sum(steps) < 100 * len(values), "not each row for each that goes"
+        assert {name for (name,) in database.execute(f"SELECT id FROM {TABLE}")} == {"database", *young}
 
 
 def test_a_missing_table_is_told_and_is_not_made_by_tidy(tmp_path: Path) -> None:
