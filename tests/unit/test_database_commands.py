@@ -92,6 +92,13 @@ def test_a_missing_table_is_told_and_is_not_made_by_tidy(tmp_path: Path) -> None
     assert f"no such table: {TABLE}" in str(found.exception)
 
 
+def test_why_the_table_can_not_be_made_is_told(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "shop.db").close()
+    found = command("create", f"sqlite:///file:{tmp_path}/shop.db?mode=ro&uri=true")
+    assert isinstance(found.exception, DatabaseError)
+    assert "attempt to write a readonly database" in str(found.exception), "not that there is no table"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

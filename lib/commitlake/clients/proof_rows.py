@@ -232,4 +232,5 @@ class ProofRows:
             self.sql.given.commit()
         except Exception:  # the driver's
             self.sql.given.rollback()
-            self.state(DATABASE)  # another instance was quicker; else this raises, with the first error as its context
+            if not self.sql.has(TABLE):  # else another instance was quicker
+                raise
