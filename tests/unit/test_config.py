@@ -279,6 +279,8 @@ def test_a_secret_is_never_shown() -> None:
         {"database": "postgresql://u:hunter2@h/db"},
         {"database": "postgresql://u:hunter2/hunter2@hunter2@h/db"},
         {"database": "postgresql://h/db?a=b&sslpassword=hunter2"},
+        {"database": "mysql+pymysql://h/db?passwd=hunter2"},
+        {"database": "mssql+pyodbc://h/db?odbc_connect=UID%3Du%3BPWD%3Dhunter2"},
         {"table": "delta:abfss://c@a/h/db?sig=hunter2", "match": "keys = id"},
         {"table": "delta-log", "places": ["s3a://k:hunter2@h/db"]},
         {"table": "jdbc:postgresql://h/db?password=hunter2&table=t", "match": "keys = id"},

@@ -51,7 +51,8 @@ MAPS = frozenset({OPTIONS_KEY, TO_KAFKA, DEDUP, RETENTION, SCHEMAS, CHECKS})
 """Keys whose value is a map."""
 
 _IN_ADDRESS = re.compile(
-    r"(//[^:/?#@]*:).*(?=@)|([?&][^=&]*(?:password|secret|token|credential|key|sig)[^=&]*=)[^&]*", re.IGNORECASE
+    r"(//[^:/?#@]*:).*(?=@)|([?&][^=&]*(?:passw|pwd|secret|token|credential|key|sig|odbc_connect)[^=&]*=)[^&]*",
+    re.IGNORECASE,
 )
 """A password in an address: its user's, which may have any characters, or that of a parameter."""
 _SECRET = re.compile(r"password|secret|jaas|token|credential|keystore\.key|private", re.IGNORECASE)
