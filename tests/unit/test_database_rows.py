@@ -394,8 +394,8 @@ def test_one_object_that_is_sent_in_several_blocks_at_once_names_each_one_s_row(
     assert named == ["", "shop", "other"]
 
 
-@pytest.mark.parametrize("wrong", ["", "shop", "shop/", "/1"])
-def test_a_name_without_database_or_row_is_no_name(wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["", "shop", "shop/", "/1", "shop/1 ", "shop/\0", "shop/é", "shop/" + "1" * 65])
+def test_a_name_without_database_or_with_an_id_that_not_every_database_keeps_is_no_name(wrong: str) -> None:
     with pytest.raises(RecordError, match="allowed is <database>/<id>"):
         row_name_of(wrong)
 

@@ -7,6 +7,7 @@ level decides, since a unique key waits for what is open.
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ KEPT_MS = 30 * DAY_MS
 """Rows are not deleted before this age, by any clock that is less than a day wrong. No older check gets a decision."""
 TIDY_MS = KEPT_MS + DAY_MS
 _OPEN = "OPEN"
+_ID = re.compile("[!-~]{1,64}")
+"""Databases refuse a NUL, cut a 65th character, and take an id with a blank at its end for the one without."""
 
 
 class RowName(NamedTuple):
@@ -51,9 +54,9 @@ def row_name_of(text: str) -> RowName:
     Raises:
         RecordError: the text names no row.
     """
-    database, slash, name = text.rpartition("/")
-    if not (database and slash and name):
-        msg = f"{NAME} is {text!r:.100}; allowed is <database>/<id>"
+    database, _, name = text.rpartition("/")
+    if not (database and _ID.fullmatch(name)):
+        msg = f"{NAME} is {text!r:.100}; allowed is <database>/<id>, with 1 to 64 visible ASCII characters as id"
         raise RecordError(msg)
     return RowName(database, name)
 
