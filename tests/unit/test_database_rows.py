@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 from tests.support.lite_database import KINDS, LiteDatabase
 
@@ -318,6 +319,15 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(plain: Shop, tm
         plain.lake.producer("others", Orders()).begin_transaction(database=plain.made)
     with pytest.raises(ProducerError, match="runs no local transaction"):
         DatabaseListener(plain.connect).execute_local_transaction(Message("orders", ""), None)
+
+
+def test_a_connection_that_was_lost_is_told_by_its_own_error(plain: Shop) -> None:
+    """A pool gives connections of before a restart, and applications try again by SQLAlchemy's error."""
+    engine = create_engine(f"sqlite:///{plain.place}")
+    plain.sql(f"DROP TABLE {TABLE}")
+    event.listen(engine, "handle_error", lambda context: setattr(context, "is_disconnect", True))
+    with engine.connect() as lost, pytest.raises(DBAPIError):
+        plain.producer.begin_transaction(database=lost)
 
 
 def test_a_session_that_may_commit_elsewhere_than_it_writes_is_refused(plain: Shop) -> None:

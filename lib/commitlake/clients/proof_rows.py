@@ -83,16 +83,19 @@ class ProofRows:
 
         Raises:
             ProducerError: there is no table, or no such row.
+            Exception: SQLAlchemy's, when the connection is lost, as by a restart of the server.
         """
         cause = None
         try:
             if (found := self.state(DATABASE)) is not None:
                 return found
         except Exception as error:  # the driver's
+            if getattr(error, "connection_invalidated", False):
+                raise
             cause = getattr(error, "orig", None) or error  # SQLAlchemy's has the statement, on lines of its own
         msg = (
-            f"the database has no table {TABLE} with its name: {cause or f'it has no row {DATABASE!r}'}; make it with "
-            f"DatabaseListener(connect, create=True), with commitlake database create, or with: {created_by()}"
+            f"the table {TABLE} does not name the database: {cause or f'it has no row {DATABASE!r}'}; if there is "
+            f"none, DatabaseListener(connect, create=True) makes it, or commitlake database create, or: {created_by()}"
         )
         raise ProducerError(msg) from cause
 
