@@ -358,6 +358,17 @@ def test_a_scoped_session_and_rows_of_another_shape_do(plain: Shop) -> None:
     assert (plain.orders(), plain.shown()) == (["17"], [b"first", b"second"])
 
 
+@pytest.mark.parametrize("kind", ["sqlite3", "sqlalchemy"])
+def test_a_transaction_of_sqlite_begins_as_its_connection_says(plain: Shop, kind: str) -> None:
+    """A deferred one that reads first fails, without a wait, where another has written meanwhile."""
+    database: Any = sqlite3.connect(plain.place, isolation_level="IMMEDIATE")
+    if kind == "sqlalchemy":
+        database = create_engine("sqlite://", creator=lambda made=database: made).connect()
+    begun = plain.producer.begin_transaction(database=database)
+    with closing(database), begun, pytest.raises(sqlite3.OperationalError, match="locked"):
+        plain.sql("INSERT INTO orders VALUES ('17')")
+
+
 def test_a_savepoint_of_sqlalchemy_before_the_first_send_commits_nothing(plain: Shop) -> None:
     with (
         closing(plain.connection("connection")) as database,

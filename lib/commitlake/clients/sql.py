@@ -52,7 +52,7 @@ class Sql:
     def begin(self) -> None:
         """Begin a transaction where none is open, so that a savepoint can't be one."""
         if not self.given.in_transaction:
-            self.given.execute("BEGIN")
+            self.given.execute(f"BEGIN {self.given.isolation_level}")  # such as IMMEDIATE
 
     def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """The rows of a question."""
@@ -164,7 +164,7 @@ class _Alchemy(Sql):
             self.given.begin()  # a later block `with connection.begin()` then can't end it
         connection = self._connection()
         if self.dialect[0] == "sqlite" and not connection.connection.driver_connection.in_transaction:
-            connection.exec_driver_sql("BEGIN")
+            connection.exec_driver_sql(f"BEGIN {connection.connection.dbapi_connection.isolation_level}")
 
     def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self.given.execute(self._alchemy.text(sql), values)]
