@@ -292,6 +292,15 @@ def test_the_table_is_made_once_and_a_missing_one_is_an_error_with_its_sql(tmp_p
         assert connection.execute(f"SELECT count(*), max(length(state)) FROM {TABLE}").fetchall() == [(1, 32)]
 
 
+def test_a_table_that_has_lost_its_key_is_refused(plain: Shop) -> None:
+    """As by a copy: a tombstone would go in beside the row."""
+    plain.sql(f"CREATE TABLE copy AS SELECT * FROM {TABLE}; DROP TABLE {TABLE}; ALTER TABLE copy RENAME TO {TABLE}")
+    for connect in (plain.connect, create_engine(f"sqlite:///{plain.place}")):
+        with pytest.raises(ProducerError, match="takes an id twice"):
+            DatabaseListener(connect)
+    assert plain.column(f"SELECT id FROM {TABLE}") == ["database"]
+
+
 class Orders(TransactionListener):
     """A listener of the application."""
 

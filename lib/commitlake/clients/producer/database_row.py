@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from commitlake.clients.producer.listener import TransactionListener
@@ -115,7 +115,7 @@ class DatabaseListener(TransactionListener):
         create: make the table where it is missing; else a migration does.
 
     Raises:
-        ProducerError: there is no such table, or the connections keep what was rolled back.
+        ProducerError: there is no such table, or it takes an id twice, or the connections keep what was rolled back.
     """
 
     def __init__(self, connect: Any, *, create: bool = False) -> None:
@@ -125,6 +125,10 @@ class DatabaseListener(TransactionListener):
                 rows.create()
             rows.database()
             rows.insert(probe := uuid.uuid4().hex, REVOKED)
+            with suppress(rows.sql.duplicate):
+                rows.insert(probe, REVOKED)
+                msg = f"{TABLE} takes an id twice, so no row proves anything; make id a key that the database enforces"
+                raise ProducerError(msg)
             rows.sql.given.rollback()
             if rows.state(probe) is not None:
                 msg = f"{TABLE} keeps a row that was rolled back; switch autocommit off, and make a table that does not"
