@@ -21,7 +21,10 @@ _ALLOWED = (
     "allowed are a connection of sqlite3 or psycopg 3, and a connection or session of SQLAlchemy; none of asyncio's"
 )
 _ALLOWED_IN_ASYNCIO = "`async with` takes an AsyncSession or an AsyncConnection of SQLAlchemy, or one of psycopg 3"
-_ONE = "in its place give a session of one engine, or the connection: a message can only follow one transaction"
+_ONE = (
+    "in its place give a session of one engine, or a connection that no session uses: a message can only follow one "
+    "transaction"
+)
 _WAIT_IS_OVER = {"55P03", 1205}
 """PostgreSQL's and MySQL's codes of a wait for another transaction that was given up."""
 
