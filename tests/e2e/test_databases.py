@@ -210,6 +210,28 @@ def test_a_savepoint_of_psycopg_with_a_message_that_is_rolled_back_rolls_back_al
     assert (shop.orders(), shop.shown(), shop.lake.pending) == (["17"], ["17"], [])
 
 
+def test_a_pipeline_of_psycopg_is_refused_where_it_would_hide_what_a_statement_does(shop: Shop) -> None:
+    with shop.opened("psycopg") as connection:
+        with (
+            pytest.raises(CommitLakeError, match="in a pipeline"),
+            shop.begin(connection) as transaction,
+            connection.pipeline(),
+        ):
+            shop.order(connection, "17")
+            transaction.send(Message("orders", "17"))
+        with (
+            pytest.raises(CommitLakeError, match="in a pipeline"),
+            connection.pipeline(),
+            Once(connection, "m1", False),
+        ):
+            pass
+        with shop.begin(connection) as transaction:
+            with connection.pipeline():
+                shop.order(connection, "18")
+            transaction.send(Message("orders", "18"))
+    assert (shop.orders(), shop.shown(), shop.lake.pending) == (["18"], ["18"], [])
+
+
 def test_a_listener_may_connect_by_psycopg(shop: Shop) -> None:
     shop.producer.set_transaction_listener(DatabaseListener(partial(shop.opened, "psycopg"), create=True))
     shop.producer.fault = Fault.DECISION_LOST

@@ -17,6 +17,10 @@ _WITHIN = (
     "database= is within a block `with connection.transaction()`, which ends its transaction itself; open such a block "
     "within that of begin_transaction, or leave it out"
 )
+_PIPELINED = (
+    "database= is in a pipeline of psycopg, which does not say at once what a statement has changed; end it before a "
+    "send, and before the block of begin_transaction or once ends"
+)
 _ALLOWED = (
     "allowed are a connection of sqlite3 or psycopg 3, and a connection or session of SQLAlchemy; none of asyncio's"
 )
@@ -114,6 +118,11 @@ class _Psycopg(Sql):
     def begin(self) -> None:
         if not self._is_open():
             self.value("SELECT 1")  # psycopg begins with a statement
+
+    def change(self, sql: str, **values: object) -> int:
+        if self.given.pgconn.pipeline_status:
+            raise ArgumentError(_PIPELINED)
+        return super().change(sql, **values)
 
     def _cursor(self) -> Any:
         return self._psycopg.Cursor(self.given, row_factory=self._psycopg.rows.tuple_row)
