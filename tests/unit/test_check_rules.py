@@ -502,6 +502,17 @@ def test_a_database_is_asked_at_the_start_when_nothing_is_due(
     assert [each.startswith(told) for each in caplog.messages] == [True] * warnings
 
 
+def test_a_start_tells_that_a_database_of_postgresql_has_no_table_for_rows(
+    tmp_path: Path, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"database": f"postgresql://{database}/template1", "user": "shop", "password": "env:SHOP_PASSWORD"}
+    ended = threading.Event()
+    ended.set()
+    caplog.set_level(logging.WARNING, logger="commitlake")
+    resolver_of(tmp_path, given).run(ended)
+    assert [f'relation "{TABLE}" does not exist' in each for each in caplog.messages] == [True]
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

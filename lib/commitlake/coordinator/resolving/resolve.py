@@ -297,7 +297,6 @@ def _ask_nothing(rule: CheckRule) -> None:
         from commitlake.coordinator.resolving.database import answers
 
         answers(rule, ())
-        return
     with _opened(rule) as rows:
         rows.database()
 
