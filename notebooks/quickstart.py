@@ -46,8 +46,8 @@ def show(rows) -> None:
 
 # MAGIC %md
 # MAGIC ## Start the coordinator
-# MAGIC It runs in this session until it is stopped, in the last cell. `warehouse` is a directory, a volume or a schema,
-# MAGIC `schema:<catalog>.<schema>`. `kafka_options` is YAML, in the Java client's names; `secret:<scope>/<key>` stands for a
+# MAGIC It runs in this session until it is stopped, in the last cell. `warehouse` is a directory or a schema,
+# MAGIC `schema:<catalog>.<schema>`, `checkpoints` a directory or a volume. `kafka_options` is YAML, in the Java client's names; `secret:<scope>/<key>` stands for a
 # MAGIC secret.
 
 # COMMAND ----------

@@ -14,7 +14,7 @@ import commitlake
 PACKAGE = Path(__file__).parents[2] / "lib" / "commitlake"
 LAYERS = {
     "": (
-        ("errors", "throttled"),
+        ("databricks", "errors", "throttled"),
         ("protocol",),
         ("config",),
         ("spark", "reading"),

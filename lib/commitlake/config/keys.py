@@ -25,7 +25,7 @@ from commitlake.config.values import (
     groups,
     integer,
     levels,
-    location,
+    of_checkpoints,
     options,
     prefix,
     reference,
@@ -107,7 +107,7 @@ KEYS: tuple[Key, ...] = (
         "./warehouse",
         "where the tables are: a directory or URI, or schema:<catalog.schema>",
     ),
-    _key("checkpoints", location, "./checkpoints", "where Spark keeps its checkpoints: a directory or URI"),
+    _key("checkpoints", of_checkpoints, "./checkpoints", "where Spark keeps its checkpoints: a directory or URI"),
     _key(
         "receipts", tables_beside, "", "where consumers keep what they did; empty: the warehouse's name and _receipts"
     ),

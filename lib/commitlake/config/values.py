@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from commitlake import databricks
 from commitlake.config import yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
 from commitlake.config.secret_references import is_secret_reference
@@ -59,10 +60,18 @@ def location(value: object) -> str:
     return place if has_scheme(place) else str(Path(place).expanduser().absolute())
 
 
+def of_checkpoints(value: object) -> str:
+    """Parse a location that only Spark writes to."""
+    return databricks.of_spark(location(value))
+
+
 def table_location(value: object) -> str:
     """Parse a location of tables, which deltalake can read."""
     place = location(value)
     check_readable(place)
+    if databricks.volume(place):
+        msg = "schema:<catalog>.<schema> or a URI of cloud storage; deltalake can't commit to a table in a volume"
+        raise ValueError(msg)
     return place
 
 

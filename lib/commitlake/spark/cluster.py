@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from commitlake import databricks
 from commitlake.config import Config
 from commitlake.config.locations import has_scheme, is_local, no_parent
 from commitlake.errors import ConfigError, SetupError, root_reason
@@ -52,7 +52,7 @@ def check(spark: SparkSession, config: Config) -> None:
             two coordinators could both commit.
         SetupError: Spark, Delta or the executors' Python does not fit.
     """
-    if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # which has its own Spark, Delta and log store
+    if not databricks.is_here():  # which has its own Spark, Delta and log store
         runtime.check_spark(spark.version)
         _check_classes(spark, avro=config.topics.has_avro)
         _check_log_store(spark, config.warehouse)

@@ -1,16 +1,27 @@
-"""Small files and directories of any file system that Spark reaches, through Hadoop."""
+"""Small files and directories of any file system that Spark reaches, through Hadoop; in a volume, through Python."""
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from commitlake import databricks
+
 
 class FileSystem:
     """The file system of a place, a plain path or a URI."""
+
+    def __new__(cls, spark: SparkSession, place: str) -> Self:
+        """A `Volume` for a place in one: there Hadoop's calls have Spark's rights only within a query."""
+        del spark
+        kind: Any = Volume if databricks.volume(place) else cls
+        made: Self = super().__new__(kind)
+        return made
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         jvm: Any = spark.sparkContext._jvm
@@ -75,3 +86,51 @@ class FileSystem:
         """Deletes a file or an empty directory, if it exists; any other directory stays."""
         with suppress(Py4JJavaError):
             self._unchecked().delete(self._path(name), False)
+
+
+class Volume(FileSystem):
+    """The same in a volume of Databricks, whose files Python reads and writes whole, without a rename or an append."""
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        del spark
+        self._folder = databricks.volume(place) or Path(place)
+
+    def directories(self, name: str) -> list[str]:
+        """As `FileSystem`."""
+        return [each for each in self.names(name) if (self._folder / name / each).is_dir()]
+
+    def names(self, name: str) -> list[str]:
+        """As `FileSystem`."""
+        folder = self._folder / name
+        return [each.name for each in folder.iterdir()] if folder.exists() else []
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """As `FileSystem`."""
+        file = self._folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def read(self, name: str) -> str | None:
+        """As `FileSystem`."""
+        try:
+            return (self._folder / name).read_bytes().decode()
+        except FileNotFoundError:
+            return None
+
+    def exists(self, name: str) -> bool:
+        """As `FileSystem`."""
+        return (self._folder / name).exists()
+
+    def delete(self, name: str) -> None:
+        """As `FileSystem`."""
+        found = self._folder / name
+        if found.is_dir():
+            shutil.rmtree(found, ignore_errors=True)
+        else:
+            found.unlink(missing_ok=True)
+
+    def delete_alone(self, name: str) -> None:
+        """As `FileSystem`."""
+        found = self._folder / name
+        with suppress(OSError):
+            found.rmdir() if found.is_dir() else found.unlink()

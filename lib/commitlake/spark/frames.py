@@ -89,13 +89,14 @@ def in_few_tasks(frame: DataFrame) -> DataFrame:
 
 def release(frame: DataFrame) -> None:
     """Frees the memory of a frame of `checkpoint_lazily`, which otherwise stays until the driver collects garbage."""
-    plan: Any = frame._jdf.queryExecution().logical()
-    # Not RDD.unpersist, which warns each time that the rows can't be computed again.
-    frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(plan.rdd().id(), False)
+    with suppress(Py4JError):  # another vendor's plan may have no RDD
+        plan: Any = frame._jdf.queryExecution().logical()
+        # Not RDD.unpersist, which warns each time that the rows can't be computed again.
+        frame.sparkSession.sparkContext._jsc.sc().unpersistRDD(plan.rdd().id(), False)
 
 
 def forget_tables(spark: SparkSession) -> None:
     """Frees Delta's cache of tables that were read: 1.5 MB of plans each, so 1 000 fill a heap of 2 GiB."""
     if is_classic(spark):
-        with suppress(Py4JError):  # a platform may block Delta's classes
+        with suppress(Py4JError, TypeError):  # a platform may block Delta's classes, or have renamed them
             getattr(spark.sparkContext._jvm, "org.apache.spark.sql.delta.DeltaLog").clearCache()

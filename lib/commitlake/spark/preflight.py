@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commitlake import databricks
 from commitlake.errors import SetupError
 
 if TYPE_CHECKING:
@@ -72,12 +73,13 @@ def check_coordinator(config: Config, *, is_shared: Callable[[], bool]) -> None:
 
 
 def check_imports() -> None:
-    """Check PYTHONPATH, before any module is imported that it may hide.
+    """Check PYTHONPATH, before any module is imported that it may hide; on Databricks it is not the user's.
 
     Raises:
         SetupError: a directory there hides a module.
     """
-    _refuse(_hidden(os.environ.get("PYTHONPATH", "")))
+    if not databricks.is_here():
+        _refuse(_hidden(os.environ.get("PYTHONPATH", "")))
 
 
 def _refuse(*found: Iterator[str] | tuple[()]) -> None:

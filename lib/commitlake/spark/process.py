@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
+from commitlake import databricks
 from commitlake.config.terminal import escape_other_letters
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.spark import log_lines
@@ -58,7 +59,7 @@ def short_errors() -> Iterator[None]:
 
 def is_driver() -> bool:
     """Whether this is Spark's driver: spark-submit runs it, started by `submit` or by hand; or Databricks runs it."""
-    return any(name in os.environ for name in (MEETING_PLACE, "PYSPARK_GATEWAY_PORT", "DATABRICKS_RUNTIME_VERSION"))
+    return databricks.is_here() or any(name in os.environ for name in (MEETING_PLACE, "PYSPARK_GATEWAY_PORT"))
 
 
 @contextmanager
@@ -68,8 +69,7 @@ def exit_on_signals(code: int) -> Iterator[None]:
     Inside the block they raise KeyboardInterrupt, which py4j handles: it drops the connection that waits for an answer.
     """
     try:
-        for number in _SIGNALS:
-            signal.signal(number, _interrupt)
+        _handle(_interrupt)
         if _meet_launcher():
             raise KeyboardInterrupt
         yield
@@ -115,9 +115,15 @@ class Stop:
 def stop_on_signals() -> Stop:
     """Return a flag that SIGTERM and SIGINT set from now on, however often they come."""
     stop = Stop()
-    for number in _SIGNALS:
-        signal.signal(number, stop.set)
+    _handle(stop.set)
     return stop
+
+
+def _handle(handler: Callable[..., None]) -> None:
+    """Sets the handler of both signals, where Python allows it; a platform may run a job outside the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            signal.signal(number, handler)
 
 
 @contextmanager

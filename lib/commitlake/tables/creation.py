@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from commitlake import databricks
 from commitlake.errors import WarehouseError
 from commitlake.spark.files import FileSystem
 from commitlake.tables.schemas import APPEND_ONLY, FILE_RETENTION, TableLayout
@@ -31,6 +32,8 @@ _FREE = (APPEND_ONLY, "delta.checkpointInterval", "delta.logRetentionDuration", 
 
 def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> DeltaTable:
     """Creates a table at a path, unless it is there; returns it as it is there."""
+    if databricks.volume(path):
+        return _create_by_write(spark, path, table)
     builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(table.schema).comment(table.comment)
     if table.partition_by:
         builder = builder.partitionedBy(*table.partition_by)
@@ -39,6 +42,13 @@ def create_at_path(spark: SparkSession, path: str, table: TableLayout) -> DeltaT
     return _create(
         spark, builder.execute, lambda error: path if error.getCondition() == "DELTA_TABLE_NOT_FOUND" else None
     )
+
+
+def _create_by_write(spark: SparkSession, path: str, table: TableLayout) -> DeltaTable:
+    """The same by a write of no rows: a volume may hold a table's files, but can't be the location of a table."""
+    writer = spark.createDataFrame([], table.schema).write.format("delta").mode("append")
+    writer.options(**table.properties()).partitionBy(*table.partition_by).save(path)
+    return DeltaTable.forPath(spark, path)
 
 
 def _create(spark: SparkSession, create: Callable[[], _T], cut_short: Callable[[AnalysisException], str | None]) -> _T:

@@ -59,7 +59,7 @@ class Heartbeat:
         finally:
             ended.set()
             thread.join()
-            with suppress(Py4JError):
+            with suppress(Py4JError, OSError):
                 if not self._others():
                     self._files.delete(SIGN_OF_LIFE)
 
@@ -100,6 +100,6 @@ class Heartbeat:
     def _read(self) -> str | None:
         try:
             return self._files.read(SIGN_OF_LIFE)
-        except Py4JError as error:
+        except (Py4JError, OSError) as error:
             log.debug("cannot read the sign of life: %s", error)
             return ""

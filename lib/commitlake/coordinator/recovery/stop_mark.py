@@ -46,7 +46,7 @@ class StopMark:
         """Whether this process is asked, which began with one epoch and is at another; False if the store is away."""
         try:
             asked = self._files.read(_FILE)
-        except Py4JError as error:
+        except (Py4JError, OSError) as error:
             log.debug("cannot look for a request to stop: %s", error)
             return False
         return asked is not None and asked in map(describe_self, range(first_epoch, epoch + 1))

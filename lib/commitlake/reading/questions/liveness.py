@@ -7,8 +7,10 @@ import struct
 import sys
 from pathlib import Path
 
+from commitlake import databricks
 from commitlake.config import Config
 from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE, is_local, local_path
+from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import Tables, epoch_ms
 from commitlake.reading.table import file_time_ms
@@ -28,15 +30,23 @@ def runs(config: Config) -> bool:
     """
     if is_local(config.warehouse):
         return _is_locked(local_path(config.warehouse) / JVM_LOCK)
-    sign = file_time_ms(config.signs_at, SIGN_OF_LIFE)
+    sign = _sign_ms(config)
     return sign is not None and now_ms() - sign <= config.standby_after_ms
 
 
 def last_seen_ms(tables: Tables, config: Config) -> int:
     """When a coordinator gave its last sign of life, or wrote last; ms since epoch, UTC."""
-    sign = None if is_local(config.warehouse) else file_time_ms(config.signs_at, SIGN_OF_LIFE)
+    sign = None if is_local(config.warehouse) else _sign_ms(config)
     written = [tables.greatest(name, column) for name, column in _WRITTEN.items()]
     return max([sign or 0, *(epoch_ms(at) for at in written if at is not None)])
+
+
+def _sign_ms(config: Config) -> int | None:
+    place = config.signs_at
+    if databricks.is_out_of_reach(place):
+        msg = f"checkpoints: {place} is seen on Databricks only, and so is whether a coordinator runs; look at its job"
+        raise WarehouseError(msg)
+    return file_time_ms(str(databricks.volume(place) or place), SIGN_OF_LIFE)
 
 
 def _is_locked(path: Path) -> bool:

@@ -7,7 +7,7 @@ driver (`in_driver`), where its work is done (`commands`), or it needs no Spark 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from commitlake import databricks
 from commitlake.errors import CommitLakeError, RecordError, SetupError, WarehouseError, installed_by, root_reason
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__
@@ -51,7 +52,15 @@ class AdminDecision(StrEnum):
 
 
 def main(*words: str) -> None:
-    """Run the command line, after `words`, and exit with its code."""
+    """Run the command line, after `words`, and exit with its code; on Databricks, where each exit fails, not with 0."""
+    try:
+        _main(words)
+    except SystemExit as end:
+        if end.code or not databricks.is_here():
+            raise
+
+
+def _main(words: Sequence[str]) -> None:
     with process.short_errors():
         try:
             app([*words, *sys.argv[1:]], prog_name="commitlake")

@@ -9,6 +9,7 @@ from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame, SparkSession
 
+from commitlake import databricks
 from commitlake.config import Config
 from commitlake.config.locations import is_local
 from commitlake.config.terminal import printable
@@ -46,7 +47,8 @@ def run(settings: Config, *, available_now: bool = False, standby: bool = False)
             if not available_now:
                 _serve(coordinator)
     finally:
-        spark.stop()
+        if not databricks.is_here():  # where Spark is the cluster's, and a run that stops it may never end
+            spark.stop()
 
 
 def _started(spark: SparkSession, settings: Config, available_now: bool, standby: bool) -> Coordinator:
