@@ -15,6 +15,7 @@ import yaml
 
 import commitlake
 from commitlake import config
+from commitlake.config.keys import masked
 from commitlake.config.secret_references import is_secret_reference
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,9 @@ OBJECTS: list[dict[str, Any]] = list(
 BY_KIND = {each["kind"]: each for each in OBJECTS}
 POD = BY_KIND["Deployment"]["spec"]["template"]["spec"]
 CONTAINER = POD["containers"][0]
-JOBS = yaml.safe_load((ROOT / "conf" / "databricks" / "databricks.yml").read_text())["resources"]["jobs"]
+BUNDLE = yaml.safe_load((ROOT / "conf" / "databricks" / "databricks.yml").read_text())
+JOBS = BUNDLE["resources"]["jobs"]
+ON_DATABRICKS = config.from_mapping(yaml.safe_load((ROOT / "conf" / "databricks.yaml").read_text()))
 RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
 
 
@@ -110,25 +113,68 @@ def test_the_parameters_of_a_job_of_the_bundle_are_those_of_the_command(name: st
     assert group.commands[command].make_context(command, list(arguments)).params["conf"] == "${var.conf}"
 
 
-@pytest.mark.parametrize("name", [name for name, job in JOBS.items() if "continuous" in job])
-def test_a_continuous_job_has_no_retry_policy_and_no_second_task(name: str) -> None:
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_of_the_bundle_has_one_task_without_a_retry_policy(name: str) -> None:
+    """Databricks refuses one beside `continuous`; the other jobs run again when they are started again."""
     (task,) = JOBS[name]["tasks"]
-    assert not {"max_retries", "retry_on_timeout", "min_retry_interval_millis"} & set(task)
+    assert {"max_retries", "retry_on_timeout", "min_retry_interval_millis"} & set(task) == set()
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_of_the_bundle_compiles_the_code_that_classifies_records(name: str) -> None:
-    from commitlake.spark.session import _JAVA_OPTIONS
+def test_a_job_of_the_bundle_runs_once_at_a_time_and_tells_of_a_failure(name: str) -> None:
+    assert JOBS[name]["max_concurrent_runs"] == 1, "the mode development allows several where a job does not say so"
+    assert JOBS[name]["email_notifications"]["on_failure"] == ["${var.alert_email}"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_each_cluster_of_the_bundle_compiles_the_code_that_classifies_records(name: str) -> None:
+    from commitlake.spark.session import _JAVA_OPTIONS, STATIC_SETTINGS
 
     (cluster,) = JOBS[name]["job_clusters"]
-    given = cluster["new_cluster"]["spark_conf"]["spark.driver.extraJavaOptions"].split()
+    own = cluster["new_cluster"]["spark_conf"]
+    given = own["spark.driver.extraJavaOptions"].split()
     assert {"-Xss8m", "-XX:-DontCompileHugeMethods"} == set(given) < set(_JAVA_OPTIONS.split())
+    generated = "spark.sql.codegen.cache.maxEntries"
+    assert own[generated] == STATIC_SETTINGS[generated]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_each_cluster_of_the_bundle_is_one_machine_that_a_coordinator_can_use(name: str) -> None:
+    (cluster,) = JOBS[name]["job_clusters"]
+    given = cluster["new_cluster"]
+    assert (given["data_security_mode"], given["num_workers"]) == ("SINGLE_USER", 0)
+    assert given["spark_conf"]["spark.master"].startswith("local[")
+    assert [each["job_cluster_key"] for each in JOBS[name]["tasks"]] == [cluster["job_cluster_key"]]
+
+
+def test_the_bundle_maintains_only_where_the_coordinator_does_not() -> None:
+    pauses = {
+        name: BUNDLE["variables"][name]["default"]
+        for name, job in JOBS.items()
+        if {"continuous", "schedule"} & set(job)
+    }
+    maintains_itself = ON_DATABRICKS.maintenance.interval_ms > 0
+    assert pauses == {"coordinator": "UNPAUSED", "maintenance": "PAUSED" if maintains_itself else "UNPAUSED"}
+    assert JOBS["coordinator"]["continuous"]["pause_status"] == "${var.coordinator}"
+    assert JOBS["maintenance"]["schedule"]["pause_status"] == "${var.maintenance}"
+
+
+def test_variables_of_the_bundle_are_declared_and_used() -> None:
+    text = (ROOT / "conf" / "databricks" / "databricks.yml").read_text()
+    assert set(re.findall(r"\$\{var\.(\w+)\}", text)) == set(BUNDLE["variables"])
+    assert all(each["description"] for each in BUNDLE["variables"].values())
+    needed = {name for name, each in BUNDLE["variables"].items() if "default" not in each}
+    assert needed == {"owner", "alert_email"}, (
+        "who deploys must say whom a failure is told, and that it is no second copy"
+    )
+    assert "${var.owner}" in BUNDLE["targets"]["prod"]["workspace"]["root_path"]
 
 
 def test_the_configuration_for_databricks_has_its_secrets_in_a_scope() -> None:
-    text = (ROOT / "conf" / "databricks.yaml").read_text()
-    options = config.from_mapping(yaml.safe_load(text)).kafka.options
-    assert [value for value in options.values() if is_secret_reference(value)] == ["secret:commitlake/kafka-jaas"]
+    options = ON_DATABRICKS.kafka.options
+    secret = {name: value for name, value in options.items() if masked(name, "open") != "open"}
+    assert secret == {"sasl.jaas.config": "secret:commitlake/kafka-jaas"}
+    assert [value for value in options.values() if is_secret_reference(value)] == list(secret.values())
 
 
 def test_the_unit_of_systemd_is_one_and_starts_a_command(tmp_path: Path) -> None:
