@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
 import sys
 import threading
@@ -12,22 +14,36 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import sqlglot
 import yaml
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
+from sqlglot import exp
 
+import commitlake
 from commitlake.config import from_mapping
 from commitlake.config.locations import SIGN_OF_LIFE, is_local
 from commitlake.errors import ConfigError, SetupError, WarehouseError
 from commitlake.reading.questions import liveness
 from commitlake.spark import files, frames, preflight, process, session
-from commitlake.tables import creation, direct_append
+from commitlake.tables import TABLES, creation, direct_append, topic_table
 from commitlake.tables.names import TableName
 from commitlake.tools.cli import app, commands
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "databricks.md").read_text()
+BUNDLE = yaml.safe_load((ROOT / "conf" / "databricks" / "databricks.yml").read_text())
+JOBS = BUNDLE["resources"]["jobs"]
 CONF = from_mapping(yaml.safe_load((ROOT / "conf" / "databricks.yaml").read_text()))
+COMMANDS = {
+    "fs cp": 2,
+    "secrets create-scope": 1,
+    "secrets put-secret": 2,
+    "bundle deploy": 0,
+    "bundle run": 1,
+}
+"""Commands of Databricks' CLI that the page shows, with the number of their arguments."""
 ANYONE: Any = None
 """A session that nobody looks at."""
 
@@ -204,3 +220,81 @@ def test_the_spark_of_a_cluster_is_not_stopped(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     commands.run(from_mapping({}), available_now=True)
     assert spark.stop.called != is_there
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def shown() -> list[tuple[str, list[str], dict[str, str]]]:
+    """The commands of the page: name, arguments, and options with a value."""
+    found = []
+    for line in "".join(snippets("bash")).splitlines():
+        program, *words = shlex.split(line)
+        if program == "databricks":
+            given = {words[n]: words[n + 1] for n, word in enumerate(words) if word in ("--target", "--var")}
+            plain = [word for word in words[2:] if not word.startswith("--") and word not in given.values()]
+            found.append((" ".join(words[:2]), plain, given))
+    return found
+
+
+def test_the_page_is_short() -> None:
+    assert len(PAGE.split()) <= 600
+
+
+def test_commands_of_the_page_name_what_the_bundle_has() -> None:
+    commands = shown()
+    assert {name for name, *_ in commands} == COMMANDS.keys()
+    for name, arguments, options in commands:
+        assert len(arguments) == COMMANDS[name], (name, arguments)
+        if name.startswith("bundle"):
+            assert options["--target"] in BUNDLE["targets"]
+            assert set(arguments) <= JOBS.keys()
+    told = [options["--var"] for *_, options in commands if "--var" in options]
+    told += re.findall(r"`--var ([^`]+)`", PAGE)
+    assert len(told) == 2
+    needed = {name for name, each in BUNDLE["variables"].items() if "default" not in each}
+    assert set(re.findall(r"BUNDLE_VAR_(\w+)=", PAGE)) == needed
+    assert {each.partition("=")[0] for each in told} <= BUNDLE["variables"].keys()
+    named = set(re.findall(r"`(commitlake-[a-z-]+)`", PAGE))
+    assert named and named <= {job["name"] for job in JOBS.values()}
+
+
+def test_secrets_and_volumes_of_the_page_are_those_of_the_configuration() -> None:
+    given: dict[str, list[list[str]]] = {}
+    for name, arguments, _ in shown():
+        given.setdefault(name, []).append(arguments)
+    ((scope, key),) = given["secrets put-secret"]
+    assert given["secrets create-scope"] == [[scope]]
+    assert CONF.kafka.options["sasl.jaas.config"] == f"secret:{scope}/{key}"
+    conf, ca = [target.removeprefix("dbfs:") for _, target in given["fs cp"]]
+    assert (conf, ca) == (BUNDLE["variables"]["conf"]["default"], CONF.kafka.options["ssl.truststore.location"])
+    assert (ROOT / given["fs cp"][0][0]).exists()
+    volumes = {f"/Volumes/{name.replace('.', '/')}" for name in re.findall(r"CREATE VOLUME ([\w.]+);", PAGE)}
+    assert volumes == {CONF.checkpoints, str(Path(conf).parent)}
+
+
+def test_queries_of_the_page_name_tables_of_the_schema() -> None:
+    queries = [each for text in snippets("sql") if "VOLUME" not in text for each in text.split(";") if each.strip()]
+    schema = CONF.warehouse.removeprefix("schema:")
+    assert len(queries) == 3
+    for query in queries:
+        parsed = sqlglot.parse_one(query, dialect="databricks")
+        columns = {column.name for column in parsed.find_all(exp.Column)} - {schema.partition(".")[0], "commitlake"}
+        (name,) = re.findall(rf"{schema}\.(\w+)", query)
+        table = topic_table("orders") if name == topic_table("orders").in_catalog else name
+        layout = table.layout if table != name else TABLES[name]
+        assert columns - {name} <= set(layout.columns), query
+
+
+def test_programs_of_the_page_start_a_coordinator_and_read_tables_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark, start, of = MagicMock(), MagicMock(), MagicMock(return_value=CONF)
+    monkeypatch.setattr("commitlake.config.of", of)
+    monkeypatch.setattr(commitlake, "start", start)
+    names = {"spark": spark}
+    for text in snippets("python"):
+        exec(text, names)
+    conf = BUNDLE["variables"]["conf"]["default"]
+    assert [call.args[-1] for call in (*start.call_args_list, *of.call_args_list)] == [conf] * 3
+    tables = [call.args[0] for call in spark.read.format().table.call_args_list]
+    assert tables == ["`main`.`commitlake`.`topic_orders`", "`main`.`commitlake`.`transactions`"]
