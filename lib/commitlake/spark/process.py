@@ -53,8 +53,9 @@ def short_errors() -> Iterator[None]:
         if not isinstance(error, CommitLakeError):
             text = f"{type(error).__name__}: {root_reason(error)}; COMMITLAKE_LOG=DEBUG shows where"
         log.debug("what has ended it", exc_info=True)
-        _print_error(log_lines.error(text))
-        sys.exit(1)
+        told = log_lines.error(text)
+        _print_error(told)
+        sys.exit(told if databricks.is_here() else 1)  # there a run shows the exit, not what was printed
 
 
 def is_driver() -> bool:
