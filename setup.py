@@ -41,6 +41,7 @@ DEV = [
     "crc32c>=2.7",
     "chispa>=0.12",
     "databricks-bundles>=1",
+    "django>=5.2",
     "fastapi>=0.115",
     "hypothesis>=6",
     "kubernetes-validate>=1.31",

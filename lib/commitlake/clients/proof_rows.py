@@ -110,7 +110,7 @@ class ProofRows:
             raise UndecidedError(msg)
         state = self.state(name.id) if age_ms > KEPT_MS else self._revoked(name.id)
         if tries_of(state) and self.update(name.id, str(state), REVOKED):  # the block committed in its middle
-            self.sql.given.commit()
+            self.sql.commit()
             return "ROLLBACK"
         decision = decision_of(state)
         if decision is None:
@@ -130,7 +130,7 @@ class ProofRows:
             Exception: the driver's, when the connection is lost.
         """
         here = self.database()
-        self.sql.given.rollback()
+        self.sql.rollback()
         ids = sorted({name.id for name, age_ms in asked.items() if name.database == here and age_ms <= KEPT_MS})
         look = self._states if only_looks else self._revoked_all
         states: dict[str, str] = {}
@@ -148,7 +148,7 @@ class ProofRows:
         try:
             return self.decide(name, age_ms)
         except Exception as error:
-            self.sql.given.rollback()
+            self.sql.rollback()
             if getattr(error, "connection_invalidated", False):
                 raise
             return error
@@ -162,9 +162,9 @@ class ProofRows:
             with self.short_wait():
                 self.sql.change_all(f"{_INSERT} {unless_there}", rows)
             found = self._states(names)  # only now: it sees all that the inserts have waited for
-            self.sql.given.commit()
+            self.sql.commit()
         except Exception:  # the driver's; one by one it is told of whom it is
-            self.sql.given.rollback()
+            self.sql.rollback()
             return {}
         return found
 
@@ -178,9 +178,9 @@ class ProofRows:
         try:
             with self.short_wait():
                 self.insert(name, REVOKED)
-            self.sql.given.commit()
+            self.sql.commit()
         except self.sql.duplicate:
-            self.sql.given.rollback()
+            self.sql.rollback()
             return self.state(name)
         return REVOKED
 
@@ -215,7 +215,7 @@ class ProofRows:
             ids = [{"id": name} for (name,) in self.sql.rows(f"{old} AND {ids_here}", values)]
             for begin in range(0, len(ids), _AT_ONCE):
                 self.sql.change_all(f"DELETE FROM {TABLE} WHERE id = :id", ids[begin : begin + _AT_ONCE])
-                self.sql.given.commit()
+                self.sql.commit()
             count += len(ids)
         return count
 
@@ -226,14 +226,14 @@ class ProofRows:
         if self.state(DATABASE) is None:
             with suppress(self.sql.duplicate):  # another instance was quicker
                 self.insert(DATABASE, uuid.uuid4().hex)
-                self.sql.given.commit()
-        self.sql.given.rollback()
+                self.sql.commit()
+        self.sql.rollback()
 
     def _create_table(self) -> None:
         try:
             self.sql.change(CREATE)
-            self.sql.given.commit()
+            self.sql.commit()
         except Exception:  # the driver's
-            self.sql.given.rollback()
+            self.sql.rollback()
             if not self.sql.has(TABLE):  # else another instance was quicker
                 raise

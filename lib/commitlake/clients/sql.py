@@ -1,4 +1,4 @@
-"""Statements on a connection of an application: of sqlite3, of psycopg 3, or a connection or session of SQLAlchemy."""
+"""Statements on a connection of an application: of sqlite3, psycopg 3, Django, or of SQLAlchemy, also a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from importlib import import_module
 from typing import Any
 
-from commitlake.errors import ArgumentError
+from commitlake.errors import ArgumentError, ProducerError
 
 _AUTOCOMMIT = "database= has autocommit on, so each statement is a transaction of its own; switch it off"
 _WITHIN = (
@@ -22,9 +22,15 @@ _PIPELINED = (
     "send, and before the block of begin_transaction or once ends"
 )
 _ALLOWED = (
-    "allowed are a connection of sqlite3 or psycopg 3, and a connection or session of SQLAlchemy; none of asyncio's"
+    "allowed are a connection of sqlite3, psycopg 3 or Django, and a connection or session of SQLAlchemy; none of "
+    "asyncio's"
 )
 _ALLOWED_IN_ASYNCIO = "`async with` takes an AsyncSession or an AsyncConnection of SQLAlchemy, or one of psycopg 3"
+_APART = (
+    "database= is a connection on which Django's `atomic` can't begin: one of create_connection, of another thread, or "
+    "with autocommit off; give django.db.connection or connections[alias], and switch its autocommit on"
+)
+_CROSSED = "a block `atomic` that began after begin_transaction is still open; end that one first"
 _ONE = (
     "in its place give a session of one engine, or a connection that no session uses: a message can only follow one "
     "transaction"
@@ -60,6 +66,18 @@ class Sql:
         """Begin a transaction where none is open, so that a savepoint can't be one."""
         if not self.given.in_transaction:
             self.given.execute(f"BEGIN {self.given.isolation_level}")  # such as IMMEDIATE
+
+    def commit(self) -> None:
+        """Commit the open transaction."""
+        self.given.commit()
+
+    def rollback(self) -> None:
+        """Roll the open transaction back."""
+        self.given.rollback()
+
+    def when_committed(self, call: Callable[[], None], is_there: Callable[[], bool]) -> None:
+        """After `commit`: call a function when that is final; `is_there` then tells whether its rows are."""
+        call()
 
     def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """The rows of a question."""
@@ -209,6 +227,59 @@ class _Alchemy(Sql):
         return bool(self._connection().get_isolation_level() == "AUTOCOMMIT")
 
 
+class _Django(Sql):
+    """Its transaction is an `atomic`, so a savepoint within another one; a listener's connection has none."""
+
+    _written = staticmethod(_Psycopg._written)
+
+    def __init__(self, given: Any) -> None:
+        django = import_module("django.db")
+        self._atomic: Any = None
+        self.duplicate, self.dialect = django.IntegrityError, (given.vendor, "django")
+        self._is_apart = given != django.connections[given.alias]  # `atomic` takes it from there
+        if self._is_apart:
+            given.validate_thread_sharing()
+            given.set_autocommit(False)
+        super().__init__(given)
+
+    def begin(self) -> None:
+        if self._is_apart or not (self._is_open() or self.given.get_autocommit()):
+            raise ArgumentError(_APART)
+        atomic = import_module("django.db.transaction").atomic(self.given.alias)
+        atomic.__enter__()
+        self._atomic = atomic
+
+    def commit(self) -> None:
+        self._end(self.given.commit, None)
+
+    def rollback(self) -> None:
+        self._end(self.given.rollback, Exception)
+
+    def when_committed(self, call: Callable[[], None], is_there: Callable[[], bool]) -> None:
+        if self._is_open():  # Django calls back also when it commits after a `savepoint_rollback`, or `ROLLBACK TO`
+            self.given.on_commit(lambda: call() if is_there() else None, robust=True)
+        else:
+            call()
+
+    def has(self, table: str) -> bool:
+        return table in self.given.introspection.table_names()
+
+    def _end(self, end: Callable[[], None], error: type[Exception] | None) -> None:
+        if self._is_apart:
+            end()
+        elif self._atomic:
+            if self.given.atomic_blocks[-1:] != [self._atomic]:
+                raise ProducerError(_CROSSED)
+            atomic, self._atomic = self._atomic, None
+            atomic.__exit__(error, None, None)
+
+    def _is_open(self) -> bool:
+        return bool(self.given.in_atomic_block)
+
+    def _commits_by_itself(self) -> bool:
+        return False  # until `begin`
+
+
 def sql_of(given: Any) -> Sql:
     """Statements on a connection, or a session.
 
@@ -222,6 +293,8 @@ def sql_of(given: Any) -> Sql:
         return _Psycopg(given)
     if isinstance(given, Awaited):
         return _AsyncPsycopg(given)
+    if hasattr(given, "in_atomic_block"):  # also of Django's proxies
+        return _Django(given)
     if any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in where):
         return _Alchemy(given)
     raise not_allowed(given, _ALLOWED)
@@ -233,7 +306,7 @@ def _is_autocommit(lite: Any) -> bool:
 
 def is_wait_over(error: Exception) -> bool:
     """Whether the database gave up a wait for another transaction."""
-    cause = getattr(error, "orig", None) or error
+    cause = getattr(error, "orig", None) or error.__cause__ or error  # of SQLAlchemy, and of Django
     return not _WAIT_IS_OVER.isdisjoint((getattr(cause, "sqlstate", None), *cause.args[:1]))
 
 

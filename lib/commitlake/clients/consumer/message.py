@@ -213,8 +213,8 @@ class ReceivedMessage:
         the block does is rolled back. Call `done` after the block.
 
         Args:
-            database: a connection of sqlite3 or psycopg 3, or a connection or session of SQLAlchemy, in no transaction;
-                for `async with` SQLAlchemy's or psycopg's of asyncio.
+            database: a connection of sqlite3, psycopg 3 or Django, or a connection or session of SQLAlchemy, in no
+                transaction; for `async with` SQLAlchemy's or psycopg's of asyncio.
             create: make the table `commitlake_transactions` where it is missing; else a migration does.
 
         Raises:

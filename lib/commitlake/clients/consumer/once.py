@@ -80,12 +80,14 @@ def _block(database: Any, name: str, create: bool) -> Iterator[bool]:
         raise ConsumerError(msg)
     try:
         is_new = _is_new(rows, name, create)
+        if not is_new:
+            sql.begin()  # Django would commit each statement of the block
         yield is_new
         if is_new:
             _end(rows, name)
     finally:
         with suppress(Exception):  # the driver's: the error of the block counts
-            sql.given.rollback()  # after a commit there is nothing to roll back
+            sql.rollback()  # after a commit there is nothing to roll back
 
 
 def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
@@ -95,7 +97,7 @@ def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
         raise
     except Exception as error:  # the driver's
         with suppress(Exception):
-            rows.sql.given.rollback()
+            rows.sql.rollback()
         if is_wait_over(error):
             raise ConsumerError(STILL_OPEN) from error
         if create:  # asked before whether the table is there: another instance may make it just now
@@ -113,11 +115,11 @@ def _inserted(rows: ProofRows, name: str) -> bool:
         with rows.short_wait():
             rows.insert(name, HANDLING)
     except rows.sql.duplicate:
-        rows.sql.given.rollback()
+        rows.sql.rollback()
         state = rows.state(name)
         if state is None:  # it was tidied meanwhile, or this is the error of another constraint
             raise
-        rows.sql.given.rollback()
+        rows.sql.rollback()
         if state != HANDLED:
             msg = (
                 "a block for this message has committed in its middle, and still runs or did not come to its end; if "
@@ -133,4 +135,4 @@ def _end(rows: ProofRows, name: str) -> None:
     if not rows.update(name, HANDLING, HANDLED):
         msg = "the block has rolled back the transaction of the message; leave commit and rollback to `once`"
         raise ConsumerError(msg)
-    rows.sql.given.commit()
+    rows.sql.commit()

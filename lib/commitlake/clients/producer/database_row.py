@@ -33,7 +33,7 @@ class LocalRow:
     """
 
     def __init__(self, sql: Sql) -> None:
-        self._rows, self._given = ProofRows(sql), sql.given
+        self._rows, self._sql = ProofRows(sql), sql
         # Before the transaction: SQLite refuses to write after a read that another writer has overtaken.
         self._name = RowName(self._rows.database(), uuid.uuid4().hex)
         self._may_have_committed, self._tries = False, 0
@@ -87,20 +87,25 @@ class LocalRow:
                 msg = "a check has revoked the transaction, since its block had committed before; all is rolled back"
                 raise ProducerError(msg)
         self._may_have_committed = True
-        self._given.commit()
+        self._sql.commit()
 
     def rollback(self) -> None:
         """Roll back the open transaction of the connection."""
-        self._given.rollback()
+        self._sql.rollback()
+
+    def when_committed(self, call: Callable[[], None]) -> None:
+        """After `commit`: call a function at once, or when a transaction of Django around this one has committed."""
+        self._sql.when_committed(call, lambda: self._rows.state(self._name.id) == COMMITTED)
 
     def outcome(self, taken: RowName) -> str:
         """COMMIT or ROLLBACK, after a rollback. Only after a commit that failed the row is asked."""
         if not self._may_have_committed:
             return "ROLLBACK"
+        self._sql.begin()
         try:
             return self._rows.decide(taken)
         finally:
-            self._given.rollback()  # the connection goes on without the transaction of this question
+            self._sql.rollback()  # the connection goes on without the transaction of this question
 
 
 class DatabaseListener(TransactionListener):
@@ -110,8 +115,8 @@ class DatabaseListener(TransactionListener):
     asked again.
 
     Args:
-        connect: makes a connection of sqlite3 or psycopg for each check, such as `lambda: sqlite3.connect("shop.db")`;
-            or an engine of SQLAlchemy.
+        connect: makes a connection of sqlite3 or psycopg for each check, such as `lambda: sqlite3.connect("shop.db")`,
+            or of Django, `lambda: connections.create_connection("default")`; or an engine of SQLAlchemy.
         create: make the table where it is missing; else a migration does.
 
     Raises:
@@ -129,9 +134,12 @@ class DatabaseListener(TransactionListener):
                 rows.insert(probe, REVOKED)
                 msg = f"{TABLE} takes an id twice, so no row proves anything; make id a key that the database enforces"
                 raise ProducerError(msg)
-            rows.sql.given.rollback()
+            rows.sql.rollback()
             if rows.state(probe) is not None:
-                msg = f"{TABLE} keeps a row that was rolled back; switch autocommit off, and make a table that does not"
+                msg = (
+                    f"{TABLE} keeps a row that was rolled back; switch autocommit off (of Django give what "
+                    "connections.create_connection makes), and make a table that does not"
+                )
                 raise ProducerError(msg)
 
     def execute_local_transaction(self, message: Message, arg: Any) -> NoReturn:

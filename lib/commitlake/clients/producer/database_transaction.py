@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from commitlake.clients.producer.database_row import DatabaseListener, LocalRow
-from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
+from commitlake.clients.producer.message import COMMIT, LocalTransactionState, Message, SendResult
 from commitlake.clients.producer.record_maker import Proof, topic_of
 from commitlake.clients.producer.transaction import HalfMessage, Transaction
 from commitlake.clients.sql import sql_of
@@ -51,7 +52,11 @@ class DatabaseTransaction(Transaction):
         send_decision: Callable[[Sequence[HalfMessage], LocalTransactionState], None],
         database: LocalRow,
     ) -> None:
-        super().__init__(lambda message, first: send_half(message, first, {NAME: str(self._taken)}), send_decision)
+        def decide(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
+            send = partial(send_decision, halves, state)
+            database.when_committed(send) if state is COMMIT else send()
+
+        super().__init__(lambda message, first: send_half(message, first, {NAME: str(self._taken)}), decide)
         self._database = database
         self._taken: Any = None  # its name
         self._tries = self._last_sent = 0  # numbers of tries; a failed try may have left its mark in an outer savepoint

@@ -194,9 +194,9 @@ class TransactionMQProducer(DefaultMQProducer):
         Args:
             is_answered: a rule of the coordinator answers the checks, so do not warn that a listener is missing. If the
                 coordinator publishes the groups with a rule, these count instead.
-            database: a connection of sqlite3 or psycopg 3, or a connection or session of SQLAlchemy. Its transaction
-                ends with this one, and a row of it proves the commit to a `DatabaseListener`, or to a rule of the
-                coordinator.
+            database: a connection of sqlite3, psycopg 3 or Django, or a connection or session of SQLAlchemy. Its
+                transaction ends with this one, or this one with Django's outermost `atomic`. A row of it proves the
+                commit to a `DatabaseListener`, or to a rule of the coordinator.
 
         Raises:
             ArgumentError: `database` is no such connection.
