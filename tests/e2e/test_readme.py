@@ -159,7 +159,7 @@ def test_every_command_and_snippet_of_the_readme_is_run() -> None:
     ]
     assert commands == COMMANDS
     assert len(SNIPPETS) == 2
-    assert "`.venv/bin/commitlake tx list --conf conf/local.yaml`" in README
+    assert "`.venv/bin/commitlake find order-1 --conf conf/local.yaml`" in README
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith('tests/run.sh"')
 
 

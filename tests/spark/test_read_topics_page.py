@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -74,3 +76,20 @@ def test_a_table_of_ones_own_is_kept_up_to_date(names: dict[str, Any], lake: Lak
             ("o-2", "bob", 5),
             ("o-3", "ann", 1),
         }
+
+
+def test_from_point_to_point_each_row_comes_once(spark: SparkSession, lake: Lake) -> None:
+    """Of transactions, and of normal messages, which have no batch."""
+    (sql,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    points, found = [-1], list[str]()
+    for number in range(3):
+        lake.message(f"n{number}", topic="points")
+        lake.op("COMMIT", f"p{number}", lake.half(f"p{number}", topic="points"))
+        lake.run(spark)
+        batches, orders = (pa.Table.from_pylist(lake.rows(name)) for name in ("batches", "topics/points"))
+        points.append(max(batches["batch_id"].to_pylist()))
+        rows = duckdb.sql(sql, params={"last": points[-2], "now": points[-1]}).to_arrow_table()
+        assert set(rows["point"].to_pylist()) == {points[-1]}
+        found += rows["message_id"].to_pylist()
+    assert sorted(found) == sorted(orders["message_id"].to_pylist())
+    assert len(found) == 6
