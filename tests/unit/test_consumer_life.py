@@ -257,6 +257,18 @@ def test_without_follow_a_loop_ends_though_the_topic_grows_as_fast_as_it_is_read
     assert rest(warehouse) == []
 
 
+@pytest.mark.parametrize("kind", ["messages", "batches"])
+def test_a_later_loop_to_the_end_reads_a_queue_that_is_new(warehouse: Path, kind: str) -> None:
+    with consumer(warehouse, follow=False) as messages:
+
+        def finished() -> int:
+            return sum(each.done() is None for each in (messages if kind == "messages" else messages.batches()))
+
+        finished()
+        write(warehouse, "orders", [message(100, queue=9)])
+        assert finished() == 1
+
+
 def test_several_topics_are_read_by_one_consumer(warehouse: Path) -> None:
     write(warehouse, "bills", [message(n, batch=0, message_id=f"b{n}") for n in range(3)])
     with consumer(warehouse, ["orders", "bills"], follow=False) as messages:

@@ -63,7 +63,7 @@ class GroupMember:
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
         self._watch = assignment.Watch(lease_s)
-        self._is_settled, self._known = False, set[int]()
+        self._settled, self._known = set[int](), set[int]()
         self._gone: set[str] = set()
         self._beat_at = self._alive_at = self._synced_at = self._last_look = -float("inf")
         self._change_s = self._look_s = 0.0  # duration of the last change, and of the last look
@@ -87,7 +87,7 @@ class GroupMember:
 
     def is_settled(self) -> bool:
         """Whether each queue has an owner: this instance, or another one whose sign of life this one has seen."""
-        return self._is_settled
+        return self._settled.issuperset(self.queues)
 
     def raise_if_failed(self) -> None:
         """Raise the error that ended the work."""
@@ -213,7 +213,7 @@ class GroupMember:
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
             self._look(None if has_new else time.monotonic() - LATELY_S)
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
-        self._is_settled = all(map(self._reads, map(owners.get, queues)))
+        self._settled = {queue for queue in queues if self._reads(owners.get(queue))}
 
     def _look(self, after_s: float | None) -> None:
         """Read which messages wait for a retry; not during a write, and from no snapshot older than the last write."""
