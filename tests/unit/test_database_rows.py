@@ -326,6 +326,11 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(plain: Shop, tm
         begin(database=other)
     with pytest.raises(ProducerError, match=r"give the producer commitlake.DatabaseListener\(connect\)"):
         plain.lake.producer("others", Orders()).begin_transaction(database=plain.made)
+    with pytest.raises(ProducerError, match="connect= is a connection; give a function that opens one"):
+        DatabaseListener(plain.made)
+    unlike = type("Recorder", (), {"in_atomic_block": False})()
+    with pytest.raises(ProducerError, match=r"Recorder; allowed are"):
+        begin(database=unlike)
     with pytest.raises(ProducerError, match="runs no local transaction"):
         DatabaseListener(plain.connect).execute_local_transaction(Message("orders", ""), None)
 
@@ -376,6 +381,26 @@ def test_a_transaction_of_sqlite_begins_as_its_connection_says(plain: Shop, kind
     begun = plain.producer.begin_transaction(database=database)
     with closing(database), begun, pytest.raises(sqlite3.OperationalError, match="locked"):
         plain.sql("INSERT INTO orders VALUES ('17')")
+
+
+@pytest.mark.parametrize("kind", ["connection", "session"])
+def test_a_commit_that_failed_leaves_no_transaction_though_the_database_can_not_be_asked(
+    plain: Shop, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(plain.place, 0.1, isolation_level="IMMEDIATE"))
+    made: Any = engine.connect() if kind == "connection" else Session(engine)
+
+    def lost() -> None:
+        made.rollback()
+        plain.made.execute("BEGIN IMMEDIATE")  # another one writes
+        raise RuntimeError("the commit was lost")
+
+    monkeypatch.setattr(made, "commit", lost)
+    message = Message("orders", "a book")
+    with made:
+        with pytest.raises(RuntimeError), plain.producer.begin_transaction(database=made) as block:
+            block.send(message)
+        assert (made.in_transaction(), plain.state(message)) == (False, "PENDING")
 
 
 def test_a_savepoint_of_sqlalchemy_before_the_first_send_commits_nothing(plain: Shop) -> None:

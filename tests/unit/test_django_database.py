@@ -339,6 +339,9 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop) -> 
     transaction.set_autocommit(True)
     with pytest.raises(ProducerError, match=r"keeps a row that was rolled back; .*create_connection"):
         DatabaseListener(lambda: connection)
+    for each in (connection, connections["default"]):
+        with pytest.raises(ProducerError, match=r"connect= is a connection; give a function"):
+            DatabaseListener(each)
     assert shop.lake.pending == []
 
 

@@ -293,7 +293,7 @@ def sql_of(given: Any) -> Sql:
         return _Psycopg(given)
     if isinstance(given, Awaited):
         return _AsyncPsycopg(given)
-    if hasattr(given, "in_atomic_block"):  # also of Django's proxies
+    if any(each.startswith("django.") for each in where) and hasattr(given, "in_atomic_block"):  # also of its proxies
         return _Django(given)
     if any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in where):
         return _Alchemy(given)

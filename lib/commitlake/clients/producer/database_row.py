@@ -11,7 +11,7 @@ from commitlake.clients.producer.listener import TransactionListener
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
 from commitlake.clients.proof_rows import ProofRows
 from commitlake.clients.sql import Sql, sql_of
-from commitlake.errors import ProducerError, UndecidedError
+from commitlake.errors import ArgumentError, ProducerError, UndecidedError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     COMMITTED,
@@ -101,8 +101,8 @@ class LocalRow:
         """COMMIT or ROLLBACK, after a rollback. Only after a commit that failed the row is asked."""
         if not self._may_have_committed:
             return "ROLLBACK"
-        self._sql.begin()
         try:
+            self._sql.begin()
             return self._rows.decide(taken)
         finally:
             self._sql.rollback()  # the connection goes on without the transaction of this question
@@ -120,10 +120,14 @@ class DatabaseListener(TransactionListener):
         create: make the table where it is missing; else a migration does.
 
     Raises:
+        ArgumentError: `connect` is a connection.
         ProducerError: there is no such table, or it takes an id twice, or the connections keep what was rolled back.
     """
 
     def __init__(self, connect: Any, *, create: bool = False) -> None:
+        if hasattr(connect, "cursor"):
+            msg = "connect= is a connection; give a function that opens one, since each check closes its own"
+            raise ArgumentError(msg)
         self._connect: Callable[[], Any] = connect if callable(connect) else connect.connect
         with self._opened() as rows:
             if create:
