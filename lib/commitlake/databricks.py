@@ -27,5 +27,6 @@ def volume(place: str) -> Path | None:
 
 
 def is_out_of_reach(place: str) -> bool:
-    """Whether a place is in a volume, and this is not one of Databricks' machines, which alone show volumes."""
-    return not is_here() and place.removeprefix(_SCHEME).startswith(_VOLUMES) and not Path(_VOLUMES).is_dir()
+    """Whether a place is in a volume, and this is no machine of Databricks; macOS may have a disk of that name."""
+    path = place.removeprefix(_SCHEME)
+    return not is_here() and path.startswith(_VOLUMES) and not Path(*Path(path).parts[:3]).is_dir()
