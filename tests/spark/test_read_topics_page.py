@@ -88,8 +88,8 @@ def test_from_point_to_point_each_row_comes_once(spark: SparkSession, lake: Lake
         lake.run(spark)
         batches, orders = (pa.Table.from_pylist(lake.rows(name)) for name in ("batches", "topics/points"))
         points.append(max(batches["batch_id"].to_pylist()))
-        rows = duckdb.sql(sql, params={"last": points[-2], "now": points[-1]}).to_arrow_table()
-        assert set(rows["point"].to_pylist()) == {points[-1]}
-        found += rows["message_id"].to_pylist()
+        rows = duckdb.execute(sql, {"last": points[-2], "now": points[-1]}).fetchall()
+        assert {row[-1] for row in rows} == {points[-1]}
+        found += [row[orders.column_names.index("message_id")] for row in rows]
     assert sorted(found) == sorted(orders["message_id"].to_pylist())
     assert len(found) == 6
