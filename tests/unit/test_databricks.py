@@ -26,7 +26,7 @@ from commitlake.config import from_mapping
 from commitlake.config.locations import SIGN_OF_LIFE, is_local
 from commitlake.errors import ConfigError, SetupError, WarehouseError
 from commitlake.reading.questions import liveness
-from commitlake.spark import files, frames, preflight, process, session
+from commitlake.spark import files, frames, jvm, preflight, process, session
 from commitlake.tables import TABLES, creation, direct_append, topic_table
 from commitlake.tables.names import TableName
 from commitlake.tools.cli import app, commands
@@ -174,7 +174,7 @@ def test_where_delta_has_other_names_its_writer_appends_and_its_cache_stays() ->
 def test_helpers_that_a_platform_hides_are_not_needed() -> None:
     hiding = type("Hiding", (), {"__getattr__": MagicMock(side_effect=Py4JError("is not whitelisted"))})()
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jvm=hiding))
-    session._bind_helpers(spark)
+    jvm.remember(spark)
     frame = MagicMock()
     frame._jdf.queryExecution.side_effect = Py4JError("Method rdd([]) does not exist")
     frames.release(frame)

@@ -74,6 +74,13 @@ def test_no_file_has_more_than_400_lines() -> None:
     assert {file: count for file, count in lines.items() if count > 400} == {}
 
 
+def test_one_file_calls_classes_of_java_by_name() -> None:
+    """A platform may hide them; there stands what happens then."""
+    assert [str(file) for file in FILES if "._jvm" in (PACKAGE / file).read_text().replace("self._jvm", "")] == [
+        "spark/jvm.py"
+    ]
+
+
 def imported(folder: str, file: Path) -> Iterator[str]:
     """What a file imports of a folder, also inside functions and for types only."""
     prefix = ["commitlake", *([folder] if folder else [])]

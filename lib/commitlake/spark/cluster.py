@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import replace
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -13,6 +12,7 @@ from commitlake.config import Config
 from commitlake.config.locations import has_scheme, is_local, no_parent
 from commitlake.errors import ConfigError, SetupError, root_reason
 from commitlake.spark import executors, runtime
+from commitlake.spark.jvm import hadoop, java, load
 from commitlake.spark.session import is_one_machine
 
 _SINGLE_DRIVER = "io.delta.storage.S3SingleDriverLogStore"
@@ -36,11 +36,10 @@ def resolved(spark: SparkSession, config: Config) -> Config:
 def _resolved(spark: SparkSession, place: str) -> str:
     if has_scheme(place):
         return place
-    jvm: Any = spark.sparkContext._jvm
-    default = jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(spark.sparkContext._jsc.hadoopConfiguration())
+    default = java(spark, "org.apache.hadoop.fs.FileSystem").getDefaultUri(hadoop(spark))
     if default.getScheme() == "file":
         return place
-    path = jvm.org.apache.hadoop.fs.Path(place)
+    path = java(spark, "org.apache.hadoop.fs.Path")(place)
     return str(path.makeQualified(default, path).toString())
 
 
@@ -65,11 +64,10 @@ def check(spark: SparkSession, config: Config) -> None:
 
 
 def _check_classes(spark: SparkSession, *, avro: bool) -> None:
-    jvm: Any = spark.sparkContext._jvm
     needed = _NEEDED_CLASSES | (_OF_AVRO if avro else {})
     for what, name in needed.items():
         try:
-            jvm.org.apache.spark.util.Utils.classForName(name, False, True)
+            load(spark, name)
         except Exception as error:
             packages = (*runtime.packages(), *([runtime.avro_package()] if avro else []))
             msg = (
@@ -93,9 +91,7 @@ def _check_log_store(spark: SparkSession, warehouse: str) -> None:
         )
         raise ConfigError(msg)
     try:
-        jvm: Any = spark.sparkContext._jvm
-        loaded = jvm.org.apache.spark.util.Utils.classForName(store, True, True)
-        loaded.getDeclaredFields()  # loads its dependencies, such as the client of DynamoDB
+        load(spark, store).getDeclaredFields()  # loads its dependencies, such as the client of DynamoDB
     except Exception as error:
         msg = (
             f"{key}: {store} can't be loaded ({root_reason(error)}); give its jars to Spark with --packages; those of "

@@ -11,6 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from commitlake import databricks
+from commitlake.spark.jvm import hadoop, java
 
 
 class FileSystem:
@@ -24,11 +25,9 @@ class FileSystem:
         return made
 
     def __init__(self, spark: SparkSession, place: str) -> None:
-        jvm: Any = spark.sparkContext._jvm
-        # By their whole names: step by step, the JVM searches all jars in vain for each part.
-        self._new_path, self._utils = (getattr(jvm, f"org.apache.hadoop.{name}") for name in ("fs.Path", "io.IOUtils"))
+        self._new_path, self._utils = (java(spark, f"org.apache.hadoop.{name}") for name in ("fs.Path", "io.IOUtils"))
         self._root = place.rstrip("/")
-        self._system = self._path("").getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+        self._system = self._path("").getFileSystem(hadoop(spark))
 
     def _path(self, name: str) -> Any:
         return self._new_path(f"{self._root}/{name}".rstrip("/"))

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from commitlake.spark.jvm import java
 from commitlake.spark.session import is_classic, is_one_machine
 
 _TWICE = StorageLevel(useDisk=True, useMemory=True, useOffHeap=False, deserialized=True, replication=2)
@@ -98,5 +99,5 @@ def release(frame: DataFrame) -> None:
 def forget_tables(spark: SparkSession) -> None:
     """Frees Delta's cache of tables that were read: 1.5 MB of plans each, so 1 000 fill a heap of 2 GiB."""
     if is_classic(spark):
-        with suppress(Py4JError, TypeError):  # a platform may block Delta's classes, or have renamed them
-            getattr(spark.sparkContext._jvm, "org.apache.spark.sql.delta.DeltaLog").clearCache()
+        with suppress(Py4JError):  # a platform may block Delta's classes, or have renamed them
+            java(spark, "org.apache.spark.sql.delta.DeltaLog").clearCache()

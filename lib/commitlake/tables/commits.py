@@ -21,9 +21,11 @@ from pyspark.sql import SparkSession
 
 from commitlake.reading.markers import commit_file, marker_of
 from commitlake.spark.files import FileSystem
+from commitlake.spark.jvm import scala, some_long
 
 log = logging.getLogger(__name__)
 
+_GRANULARITY = "org.apache.spark.sql.delta.TruncationGranularity$"
 LAST_CHECKPOINT = "_last_checkpoint"
 AFTER = "after"
 """In the marker of a batch's commit to a topic: the newest landing that may have written to the table before."""
@@ -138,23 +140,10 @@ def forget(table: DeltaTable, keep_ms: int) -> None:
     Delta's writer, lists the whole log. With a commit every 2 s that takes 1.5 s for the 43 000 of a day, and 0.1 s for
     those of an hour. Another vendor's Delta may lack this method; there the log stays as it is.
     """
-    context: Any = table.toDF().sparkSession.sparkContext
-    jvm = context._jvm
+    spark = table.toDF().sparkSession
     try:
-        none, minute = _object(jvm.scala, "None"), _object(jvm.org.apache.spark.sql.delta, "TruncationGranularity")
+        none, minute = (scala(spark, name) for name in ("scala.None$", _GRANULARITY))
         found = table._jdt.deltaLog()
-        found.cleanUpExpiredLogs(found.update(False, none, none), none, _some_long(context, keep_ms), minute.MINUTE())
+        found.cleanUpExpiredLogs(found.update(False, none, none), none, some_long(spark, keep_ms), minute.MINUTE())
     except (Py4JError, TypeError) as error:
         log.debug("the log is left to Delta: %s", error)
-
-
-def _object(package: Any, name: str) -> Any:
-    """A singleton of Scala."""
-    return getattr(getattr(package, f"{name}$"), "MODULE$")
-
-
-def _some_long(context: Any, number: int) -> Any:
-    """An `Option[Long]`: py4j would make an `Integer` of a small number."""
-    longs = context._gateway.new_array(context._jvm.long, 1)
-    longs[0] = number
-    return context._jvm.scala.Predef.wrapLongArray(longs).headOption()

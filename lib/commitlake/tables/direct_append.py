@@ -24,6 +24,7 @@ from commitlake.config.locations import is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.reading.markers import commit_file
 from commitlake.spark.files import FileSystem
+from commitlake.spark.jvm import APPENDS, java, scala
 from commitlake.tables import small_files
 from commitlake.tables.commits import LAST_CHECKPOINT, checkpoint_version
 from commitlake.tables.creation import is_as_made
@@ -32,12 +33,6 @@ from commitlake.tables.schemas import TableLayout
 
 log = logging.getLogger(__name__)
 
-_CLASSES = (
-    *("java.lang.Class", "java.util.ArrayList", "java.util.List"),
-    *("scala.Option", "scala.jdk.javaapi.CollectionConverters"),
-    *("org.apache.spark.sql.SaveMode", "org.apache.spark.sql.SparkSession"),
-    *("org.apache.spark.sql.delta.DeltaLog", "org.apache.spark.sql.delta.actions.Action"),
-)
 _MOST_COMMITS = max(CHECKPOINT_INTERVALS) + 1
 """Limit of the commits since the checkpoint with which the known state begins. Only a listing of the log finds a newer
 checkpoint; without one all commits since the older checkpoint would be kept, and read for the next one."""
@@ -61,11 +56,9 @@ class DirectAppend:
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         self._spark = spark
-        jvm: Any = spark.sparkContext._jvm
-        # By their whole names: step by step, the JVM searches all jars in vain for each part, such as `java`. That took
-        # two fifths of a commit's CPU.
-        self._jvm = SimpleNamespace(**{name.rpartition(".")[2]: getattr(jvm, name) for name in _CLASSES})
-        self._write_operation = getattr(jvm, _WRITE)
+        # Looked up once: that took two fifths of a commit's CPU.
+        self._jvm = SimpleNamespace(**{name.rpartition(".")[2]: java(spark, name) for name in APPENDS.names})
+        self._write_operation = java(spark, _WRITE)
         self._none = self._jvm.Option.empty()
         self.operation(None)
         self._begun(place)
@@ -164,8 +157,7 @@ class DirectAppend:
         actions = self._jvm.ArrayList()
         for file in files:
             actions.add(file.remove())
-        jvm: Any = self._spark.sparkContext._jvm
-        begun.commit(self._seq(actions), getattr(getattr(jvm, _REMOVE), "MODULE$"))
+        begun.commit(self._seq(actions), scala(self._spark, _REMOVE))
 
     def _seq(self, items: Any) -> Any:
         return self._jvm.CollectionConverters.asScala(items).toSeq()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
@@ -33,6 +32,7 @@ from commitlake.errors import CommitLakeError, root_reason
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.spark import session
 from commitlake.spark.frames import checkpoint_now
+from commitlake.spark.jvm import java, scala
 from commitlake.tables import TABLES, TableName, Warehouse, commits, topic_table
 from commitlake.tables.schemas import FILE_RETENTION, interval
 
@@ -242,10 +242,10 @@ class Maintenance:
 
     def _say_nothing(self) -> None:
         """Silences Scala's console in this thread: Delta prints "Deleted 0 files" there for each table."""
-        jvm: Any = self._files.spark.sparkContext._jvm
+        spark = self._files.spark
         with suppress(Py4JError):
-            nowhere = jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream())
-            getattr(getattr(jvm.scala, "Console$"), "MODULE$").setOutDirect(nowhere)
+            nowhere = java(spark, "java.io.PrintStream")(java(spark, "java.io.OutputStream").nullOutputStream())
+            scala(spark, "scala.Console$").setOutDirect(nowhere)
 
     def _tidy(self, report: Report, shown: str, name: str, keep_ms: int) -> None:
         table, now = self._files.table(name), time.monotonic()

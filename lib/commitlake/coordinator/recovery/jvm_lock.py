@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from commitlake.config.locations import JVM_LOCK
 from commitlake.errors import WarehouseError, root_reason
+from commitlake.spark.jvm import java
 
 WAIT_S = 30.0
 """How long a start waits for the JVM of a Python that was killed; such a JVM ends within a few seconds."""
@@ -71,19 +72,18 @@ class JvmLock:
         Raises:
             WarehouseError: the file can't be locked.
         """
-        jvm: Any = spark.sparkContext._jvm
         try:
-            channel = jvm.java.io.RandomAccessFile(str(self._path), "rw").getChannel()
+            channel = java(spark, "java.io.RandomAccessFile")(str(self._path), "rw").getChannel()
             if channel.tryLock() is None:  # taken, by the last call of a Python that was killed just now
                 channel.close()
                 return False
         except Py4JJavaError as error:
             raise self._unusable(root_reason(error)) from error
         # Java closes an unreferenced channel, and Python's references end with Python: a JVM timer holds one more.
-        days = jvm.java.util.concurrent.TimeUnit.DAYS
-        self._kept = jvm.java.util.concurrent.CompletableFuture().completeOnTimeout(channel, _FOR_EVER_DAYS, days)
+        days, future = (java(spark, f"java.util.concurrent.{name}") for name in ("TimeUnit", "CompletableFuture"))
+        self._kept = future().completeOnTimeout(channel, _FOR_EVER_DAYS, days.DAYS)
         self._channel = channel
-        self._path.write_text(str(jvm.java.lang.ProcessHandle.current().pid()), encoding="utf-8")
+        self._path.write_text(str(java(spark, "java.lang.ProcessHandle").current().pid()), encoding="utf-8")
         return True
 
     def release(self) -> None:
