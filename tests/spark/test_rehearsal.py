@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,13 +77,13 @@ def test_one_that_is_stopped_while_it_plays_reads_nothing_and_is_silent(
 
 def test_what_a_kill_has_left_goes_a_day_later(rehearsed: Rehearsal, spark: SparkSession, tmp_path: Path) -> None:
     conf = rehearsed._real
-    of_today, of_yesterday = (Path(checkpoints.passing(conf, "rehearsal")) for _ in range(2))
-    for left in (of_today, of_yesterday):
+    of_today = Path(checkpoints.passing(spark, conf, "rehearsal"))
+    day = int(of_today.name.partition("-")[0])
+    of_yesterday, older = (of_today.with_name(f"{day - days}-a") for days in (1, 2))
+    for left in (of_today, of_yesterday, older):
         left.mkdir(parents=True)
-    before = time.time() - 25 * 3_600
-    os.utime(of_yesterday, (before, before))
     Rehearsal(spark, conf)
-    assert [*of_today.parent.iterdir()] == [of_today]
+    assert {*of_today.parent.iterdir()} == {of_today, of_yesterday}
 
 
 def test_one_that_was_stopped_goes_no_further(

@@ -20,13 +20,14 @@ from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from sqlglot import exp
+from tests.support.polling import wait_until_equal
 
 import commitlake
 from commitlake.config import from_mapping
 from commitlake.config.locations import SIGN_OF_LIFE, is_local
 from commitlake.errors import ConfigError, SetupError, WarehouseError
 from commitlake.reading.questions import liveness
-from commitlake.spark import files, frames, jvm, preflight, process, session
+from commitlake.spark import checkpoints, files, frames, jvm, preflight, process, session
 from commitlake.tables import TABLES, creation, direct_append, topic_table
 from commitlake.tables.names import TableName
 from commitlake.tools.cli import app, commands
@@ -89,6 +90,16 @@ def test_files_in_a_volume_are_pythons(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("offsets", "_stop", "absent"):
         volume.delete(name)
     assert volume.names("") == []
+
+
+def test_a_start_deletes_the_scratch_of_older_ones_in_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commitlake.databricks._VOLUMES", f"{tmp_path}/")
+    conf = replace(CONF, checkpoints=f"dbfs:{tmp_path}/checkpoints")
+    parent = Path(conf.scratch.removeprefix("dbfs:")) / "landing"
+    for name in ("1-a/state", "2-b/state", "3-c"):
+        (parent / name).mkdir(parents=True)
+    assert checkpoints.fresh(ANYONE, conf, "landing", 3).startswith(f"dbfs:{parent}/3-")
+    wait_until_equal(lambda: [each.name for each in parent.iterdir()], ["3-c"], 10)
 
 
 @pytest.mark.usefixtures("runtime")

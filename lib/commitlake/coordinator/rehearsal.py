@@ -69,7 +69,7 @@ class Rehearsal:
     """Starts and rounds on tables of its own."""
 
     def __init__(self, spark: SparkSession, config: Config) -> None:
-        self._spark, self._place = spark, checkpoints.passing(config, "rehearsal")
+        self._spark, self._place = spark, checkpoints.passing(spark, config, "rehearsal")
         self._files = FileSystem(spark, self._place)
         self._real = config
         free = replace(config.topics, allowed=(), dedup={}, schemas={})
@@ -139,7 +139,7 @@ class Rehearsal:
             self._played(tables, found, landed, **{headers.TIMER_DELAY_SEC: "1"})
 
     def _inputs(self) -> str:
-        return f"{checkpoints.fresh(self._config, 'inputs', 0)}/table"
+        return f"{checkpoints.fresh(self._spark, self._config, 'inputs', 0)}/table"
 
     def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
         """Runs the rounds of one start; returns the position after them."""
@@ -151,7 +151,7 @@ class Rehearsal:
         queries: list[StreamingQuery] = []
 
         def start(write: Callable[[DataFrame, int], None]) -> StreamingQuery:
-            scratch = checkpoints.fresh(config, "coordination", 0)
+            scratch = checkpoints.fresh(self._spark, config, "coordination", 0)
             queries.append(found.inputs.coordinate(config.transaction, held_weakly(write), scratch))
             return queries[0]
 

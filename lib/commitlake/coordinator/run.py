@@ -270,7 +270,7 @@ class Run:
         return self._end_maintenance(0) and (self.scheduler is None or self.scheduler.stop(_STOP_TIMEOUT_S))
 
     def _scratch(self, name: str) -> str:
-        return checkpoints.fresh(self.config, name, self.epoch)
+        return checkpoints.fresh(self.spark, self.config, name, self.epoch)
 
 
 def _stop_quietly(query: StreamingQuery) -> None:

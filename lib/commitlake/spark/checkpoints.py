@@ -1,44 +1,52 @@
 """Spark's checkpoints, which are scratch here: each run of a query has a directory of its own.
 
-Off local disks an older coordinator may still use its directory when the next one starts.
+A newer coordinator deletes those of older ones. One that still runs has lost the warehouse by then, and ends.
 """
 
 from __future__ import annotations
 
-import shutil
+import threading
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 from commitlake.config import Config
-from commitlake.config.locations import is_local, local_path
+from commitlake.config.locations import is_local
+from commitlake.spark.files import FileSystem
 
-_DAY_S = 86_400.0
-
-
-def fresh(config: Config, query: str, epoch: int) -> str:
-    """A directory for one run of a query; on a local file system the directories of older epochs are deleted."""
-    parent = f"{config.scratch}/{query}"
-    _delete(parent, lambda found: _epoch(found) < epoch)
-    return f"{parent}/{epoch}-{uuid.uuid4().hex[:8]}"
+_DAY_S = 86_400
 
 
-def passing(config: Config, name: str) -> str:
-    """A directory that the caller deletes; on a local file system one that a kill has left is deleted a day later."""
-    parent, before = f"{config.scratch}/{name}", time.time() - _DAY_S
-    _delete(parent, lambda found: found.stat().st_mtime < before)
-    return f"{parent}/{uuid.uuid4().hex[:8]}"
+def fresh(spark: SparkSession, config: Config, query: str, epoch: int) -> str:
+    """A directory for one run of a query; the directories of older epochs are deleted."""
+    return _made(spark, f"{config.scratch}/{query}", epoch, epoch)
 
 
-def _epoch(found: Path) -> int:
-    number = found.name.partition("-")[0]
+def passing(spark: SparkSession, config: Config, name: str) -> str:
+    """A directory that the caller deletes; one that a kill has left is deleted a day or two later."""
+    today = int(time.time() // _DAY_S)
+    return _made(spark, f"{config.scratch}/{name}", today, today - 1)
+
+
+def _made(spark: SparkSession, parent: str, number: int, first: int) -> str:
+    """A directory with a number, whose parent loses those with numbers below `first`."""
+    files = FileSystem(spark, parent)
+    left = [name for name in files.directories("") if _number(name) < first]
+    if is_local(parent):
+        _delete(files, left)
+    elif left:  # an object store takes seconds for some thousand files
+        threading.Thread(target=_delete, args=[files, left], name="commitlake-tidies", daemon=True).start()
+    return f"{parent}/{number}-{uuid.uuid4().hex[:8]}"
+
+
+def _number(name: str) -> int:
+    number = name.partition("-")[0]
     return int(number) if number.isdigit() else -1
 
 
-def _delete(parent: str, is_left: Callable[[Path], bool]) -> None:
-    for found in local_path(parent).glob("*") if is_local(parent) else ():
-        with suppress(OSError):  # another process deletes it, too
-            if is_left(found):
-                shutil.rmtree(found, ignore_errors=True)
+def _delete(files: FileSystem, names: list[str]) -> None:
+    for name in names:
+        with suppress(Exception):  # another process deletes it, too, or the store is away: the next start does it
+            files.delete(name)
