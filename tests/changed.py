@@ -53,7 +53,7 @@ TESTS = {
         spark/topic_columns spark/owner
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
-    "tools": "spark/iceberg spark/questions spark/erase e2e/operations recovery/backup",
+    "tools": "spark/iceberg spark/questions spark/erase spark/readiness e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
     "tools/cli": "e2e/operations e2e/launch e2e/report_actions spark/questions",
     "tools/demo": "e2e/demo",

@@ -73,6 +73,7 @@ if TYPE_CHECKING:  # the names of `_HOMES`, for type checkers and editors
     from commitlake.tables.warehouse import read_table as read_table
     from commitlake.tools.audit import ledger as ledger
     from commitlake.tools.audit.audit import audit as audit
+    from commitlake.tools.readiness import doctor as doctor
 
 if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses it, a spark-submit with the Python of a cluster does not
     _old = (
@@ -101,6 +102,7 @@ _NAMES = {
     "tables.warehouse": "read_table",
     "tools.audit.audit": "audit",
     "tools.audit.ledger": "ledger",
+    "tools.readiness": "doctor",
 }
 _HOMES = {name: f"commitlake.{home}" for home, names in _NAMES.items() for name in names.split()}
 

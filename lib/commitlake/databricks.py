@@ -15,6 +15,11 @@ def is_here() -> bool:
     return _RUNTIME in os.environ
 
 
+def version() -> str:
+    """The version of Databricks' runtime, such as `17.3`; empty elsewhere."""
+    return os.environ.get(_RUNTIME, "")
+
+
 def of_spark(place: str) -> str:
     """A place as Spark names it: on Databricks `/Volumes/...` is no directory of the driver's disk."""
     return f"{_SCHEME}{place}" if is_here() and place.startswith(_VOLUMES) else place
@@ -24,6 +29,11 @@ def volume(place: str) -> Path | None:
     """The directory by which Databricks shows a place in a volume to Python; None for any other place."""
     path = place.removeprefix(_SCHEME)
     return Path(path) if path.startswith(_VOLUMES) and (path != place or is_here()) else None
+
+
+def volume_of(place: Path) -> Path:
+    """The root of the volume that a directory is in: /Volumes/<catalog>/<schema>/<volume>."""
+    return Path(_VOLUMES, *place.relative_to(_VOLUMES).parts[:3])
 
 
 def is_out_of_reach(place: str) -> bool:

@@ -34,6 +34,7 @@ from commitlake.errors import SetupError
 from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS
 from commitlake.protocol import headers
 from commitlake.tools import doctor
+from commitlake.tools.findings import Diagnosis
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def ended(found: Samples) -> Samples:
     return found if all(sum(found[f"commitlake_{name}_total"].values()) == n for name, n in wanted.items()) else {}
 
 
-def doctor_says(coordinator: Coordinator) -> doctor.Diagnosis:
+def doctor_says(coordinator: Coordinator) -> Diagnosis:
     """What the doctor says of the coordinator."""
     return next(each for each in doctor.examine(coordinator.config) if each.what == "coordinator")
 

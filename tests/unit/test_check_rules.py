@@ -35,6 +35,7 @@ from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
 from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.tools import doctor
+from commitlake.tools.findings import Diagnosis
 
 CLOCK = BrokerClock()
 GIVEN = {
@@ -564,7 +565,7 @@ def test_the_doctor_asks_each_rule_and_sends_nothing(warehouse: Path, tmp_path: 
             try:
                 found.append(doctor._rules(tables, conf))
             except CommitLakeError as error:  # as `examine` takes it
-                found.append(doctor.Diagnosis("rules", False, str(error)))
+                found.append(Diagnosis("rules", False, str(error)))
     assert [each.is_well for each in found] == [True, False, False]
     assert found[0].detail == "g answers 4 now"
     assert re.match(r"checks.g: Binder Error.*paid.*compare columns that delta:", found[1].detail)

@@ -39,6 +39,7 @@ from commitlake.reading.table import Snapshot
 from commitlake.tools import doctor
 from commitlake.tools.cli import consumers
 from commitlake.tools.cli.app import app
+from commitlake.tools.findings import Diagnosis
 
 
 @pytest.fixture
@@ -278,7 +279,7 @@ def test_a_member_that_was_killed_counts_no_more_and_a_group_of_nobody_is_told(w
     """It is kept as one until another instance misses it."""
     conf = config.from_mapping({"warehouse": str(warehouse)})
 
-    def diagnosed() -> doctor.Diagnosis:
+    def diagnosed() -> Diagnosis:
         with opened(conf.warehouse) as tables:
             return doctor._groups(tables, conf)
 

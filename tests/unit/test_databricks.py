@@ -285,7 +285,9 @@ def test_secrets_and_volumes_of_the_page_are_those_of_the_configuration() -> Non
     conf, ca = [target.removeprefix("dbfs:") for _, target in given["fs cp"]]
     assert (conf, ca) == (BUNDLE["variables"]["conf"]["default"], CONF.kafka.options["ssl.truststore.location"])
     assert (ROOT / given["fs cp"][0][0]).exists()
-    volumes = {f"/Volumes/{name.replace('.', '/')}" for name in re.findall(r"CREATE VOLUME ([\w.]+);", PAGE)}
+    volumes = {
+        f"/Volumes/{name.replace('.', '/')}" for name in re.findall(r"CREATE (?:EXTERNAL )?VOLUME ([\w.]+)", PAGE)
+    }
     assert volumes == {CONF.checkpoints, str(Path(conf).parent)}
 
 
@@ -303,13 +305,14 @@ def test_queries_of_the_page_name_tables_of_the_schema() -> None:
 
 
 def test_programs_of_the_page_start_a_coordinator_and_read_tables_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    spark, start, of = MagicMock(), MagicMock(), MagicMock(return_value=CONF)
+    spark, start, doctor, of = MagicMock(), MagicMock(), MagicMock(), MagicMock(return_value=CONF)
     monkeypatch.setattr("commitlake.config.of", of)
     monkeypatch.setattr(commitlake, "start", start)
+    monkeypatch.setattr(commitlake, "doctor", doctor)
     names = {"spark": spark}
     for text in snippets("python"):
         exec(text, names)
     conf = BUNDLE["variables"]["conf"]["default"]
-    assert [call.args[-1] for call in (*start.call_args_list, *of.call_args_list)] == [conf] * 3
+    assert [call.args[-1] for call in (*doctor.call_args_list, *start.call_args_list, *of.call_args_list)] == [conf] * 4
     tables = [call.args[0] for call in spark.read.format().table.call_args_list]
     assert tables == ["`main`.`commitlake`.`topic_orders`", "`main`.`commitlake`.`transactions`"]

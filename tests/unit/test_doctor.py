@@ -34,6 +34,7 @@ from commitlake.tables import TABLES
 from commitlake.tools import doctor
 from commitlake.tools.cli import bulk
 from commitlake.tools.cli.app import app
+from commitlake.tools.findings import Diagnosis, verdict
 
 STARTED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -49,7 +50,7 @@ def warehouse(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def coordinator(warehouse: Path, **settings: object) -> doctor.Diagnosis:
+def coordinator(warehouse: Path, **settings: object) -> Diagnosis:
     conf = from_mapping({"warehouse": str(warehouse), **settings})
     with opened(conf.warehouse) as tables:
         return doctor._coordinator(tables, conf)
@@ -115,9 +116,9 @@ def test_an_embedded_broker_is_looked_at_while_its_coordinator_runs_and_its_port
 
 
 def test_the_verdict_comes_first(warehouse: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    well, wrong = doctor.Diagnosis("disk", True, ""), doctor.Diagnosis("kafka", False, "")
-    assert doctor.verdict([well]) == doctor.Diagnosis("verdict", True, "all is well")
-    assert doctor.verdict([well, wrong]).detail == "1 of 2 needs a look: kafka"
+    well, wrong = Diagnosis("disk", True, ""), Diagnosis("kafka", False, "")
+    assert verdict([well]) == Diagnosis("verdict", True, "all is well")
+    assert verdict([well, wrong]).detail == "1 of 2 needs a look: kafka"
     assert doctor.show(from_mapping({"warehouse": str(warehouse / "none")}), as_json=False) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first == "LOOK  verdict      1 of 1 needs a look: tables"
@@ -172,7 +173,7 @@ def test_off_local_disks_the_sign_of_life_tells(warehouse: Path, monkeypatch: py
 
 
 def test_an_intended_duplicate_is_no_reject(tmp_path: Path) -> None:
-    def found() -> doctor.Diagnosis:
+    def found() -> Diagnosis:
         with opened(conf.warehouse) as tables:
             return doctor._rejects(tables, conf)
 

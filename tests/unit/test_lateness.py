@@ -21,6 +21,7 @@ from commitlake.tables import TABLES
 from commitlake.tools import doctor
 from commitlake.tools.cli import questions
 from commitlake.tools.demo.comparison import OrderTables
+from commitlake.tools.findings import Diagnosis
 from commitlake.tools.report import figures
 
 BEGUN = now_ms() - 600_000
@@ -98,7 +99,7 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
             assert {value for each in latency.values() for value in each} == {took_s, None}
         config = from_mapping({"warehouse": warehouse})
         told = "23.0 s (p50), 27.0 s (p99) in the last hour in the slowest topic, delays"
-        assert doctor._late(tables, config) == doctor.Diagnosis("late", True, told)
+        assert doctor._late(tables, config) == Diagnosis("late", True, told)
         monkeypatch.setattr(doctor, "_MOST_LATE_S", 26)
         assert doctor._late(tables, config).detail == f"{told}; `commitlake stats --since 1h` tells all"
     asked = questions.ask(config, lambda tables: overview.stats(tables, now_ms() - HOUR_MS, now_ms()), 9, as_json=True)

@@ -41,7 +41,12 @@ LAYERS = {
         ("optional_services",),
         ("coordinator",),
     ),
-    "tools": (("audit", "backup", "iceberg", "report"), ("erase",), ("doctor", "demo"), ("cli",)),
+    "tools": (
+        ("audit", "backup", "findings", "iceberg", "report"),
+        ("erase",),
+        ("doctor", "demo", "readiness"),
+        ("cli",),
+    ),
 }
 """Of the package and of some folders, the lowest first; what stands in one line does not import each other."""
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

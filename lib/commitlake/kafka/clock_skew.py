@@ -7,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from kafka import TopicPartition
+from kafka.admin import OffsetSpec
+
+from commitlake.config import Config
+from commitlake.kafka.admin_client import connect
 from commitlake.protocol.clock import BrokerClock, now_ms
+from commitlake.protocol.kafka_topics import LANDED, SETTINGS
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +55,20 @@ def measured(append: Callable[[int], int], clock: BrokerClock | None = None) -> 
     if clock is not None:
         clock.set(appended)
     return Skew.of(sent, appended, now_ms())
+
+
+def newest_ms(config: Config) -> int | None:
+    """The newest append time in the coordinator's topics, ms since epoch, UTC; None where no record is.
+
+    Raises:
+        KafkaError: Kafka is out of reach, or refuses.
+    """
+    names = [config.kafka.topic(name) for name in (*LANDED, SETTINGS)]
+    with connect(config) as client:
+        there = [each for each in client.describe_topics(names) if not each["error_code"]]
+        parts = [TopicPartition(each["name"], part["partition_index"]) for each in there for part in each["partitions"]]
+        found = client.list_partition_offsets(dict.fromkeys(parts, OffsetSpec.MAX_TIMESTAMP)) if parts else {}
+    return max((each.timestamp for each in found.values() if each.timestamp >= 0), default=None)
 
 
 def warn(skew: Skew) -> None:

@@ -6,8 +6,8 @@ import http.client
 import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from urllib.parse import unquote
 
 import duckdb
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from commitlake.clients.consumer import overview as consumers
 from commitlake.config import Config, disks
 from commitlake.config.locations import is_local, local_path
-from commitlake.config.terminal import counted, json_line, printable
+from commitlake.config.terminal import counted
 from commitlake.errors import CommitLakeError, NoTableError, WarehouseError, installed_by
 from commitlake.kafka import topics
 from commitlake.kafka.admin_client import connect
@@ -30,7 +30,9 @@ from commitlake.reading.catalog import described, location
 from commitlake.reading.questions import liveness, overview
 from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.table import Snapshot, folders
+from commitlake.tools import findings
 from commitlake.tools.backup import TABLES
+from commitlake.tools.findings import Diagnosis
 
 _MOST_LATE_S = 60
 _MOST_BEHIND_S = 600
@@ -43,15 +45,6 @@ SELECT o.source AS source, o."partition" AS queue, o.next AS next FROM (
 """
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """The finding of one check: what was found, and what to do where it is not well."""
-
-    what: str
-    is_well: bool
-    detail: str
-
-
 def make_room(config: Config) -> None:
     """Delete the ballast, and print where to read what to do next."""
     size = disks.free_ballast(config)
@@ -61,14 +54,7 @@ def make_room(config: Config) -> None:
 
 def show(config: Config, as_json: bool) -> int:
     """Print whether all is well; returns 1 when something is not."""
-    findings = list(examine(config))
-    overall = verdict(findings)
-    for finding in (overall, *findings):
-        if as_json:
-            print(json_line(asdict(finding)))
-        else:
-            print(printable(f"{'ok  ' if finding.is_well else 'LOOK'}  {finding.what:12} {finding.detail}"))
-    return int(not overall.is_well)
+    return int(not findings.show(list(examine(config)), "LOOK", as_json))
 
 
 def examine(config: Config) -> Iterator[Diagnosis]:
@@ -88,13 +74,6 @@ def examine(config: Config) -> Iterator[Diagnosis]:
                 yield Diagnosis(what, False, f"{told}; {remedy}" if remedy else told)
                 if check is _tables:
                     return
-
-
-def verdict(found: Sequence[Diagnosis]) -> Diagnosis:
-    """One finding that sums up all others."""
-    wrong = [each.what for each in found if not each.is_well]
-    told = f"{len(wrong)} of {len(found)} {'needs' if len(wrong) == 1 else 'need'} a look: {', '.join(wrong)}"
-    return Diagnosis("verdict", not wrong, told if wrong else "all is well")
 
 
 def _tables(tables: Tables, config: Config) -> Diagnosis:

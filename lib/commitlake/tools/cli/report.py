@@ -32,6 +32,7 @@ from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
 from commitlake.tools import doctor
 from commitlake.tools.cli import bulk
 from commitlake.tools.cli.options import with_address
+from commitlake.tools.findings import verdict
 from commitlake.tools.report.figures import read
 from commitlake.tools.report.page import document, page, table
 
@@ -58,7 +59,7 @@ def make(settings: Config, since_ms: int, refresh_s: int | None = None, links: s
     with opened(settings) as tables:
         figures = read(tables, now - since_ms, now)
     found = list(doctor.examine(settings))
-    findings = (astuple(each) for each in (doctor.verdict(found), *found))
+    findings = (astuple(each) for each in (verdict(found), *found))
     return page(figures, settings.warehouse, refresh_s, links, findings)
 
 
