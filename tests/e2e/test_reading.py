@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import pytest
 from tests.support.cluster import free_port
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
-from tests.support.polling import wait_for
+from tests.support.polling import WAIT_S, patience, wait_for
 
 from commitlake.spark import runtime, session
 from commitlake.tables import Warehouse
@@ -104,6 +105,61 @@ print(Warehouse(SparkSession.builder.getOrCreate(), "{tmp_path}").topics())
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.stdout == "set()\n", done.stderr
+
+
+JOB = """
+import json, sys, time
+import pyspark.errors
+from pyspark.sql import SparkSession
+import commitlake
+
+spark, given = SparkSession.builder.getOrCreate(), json.loads(sys.argv[1])
+conf, place = given["conf"], given["place"]
+assert type(spark).__module__.startswith("pyspark.sql.connect")
+
+with commitlake.delta_transaction(spark, conf, "nightly") as tx:
+    tx.send(commitlake.Message("daily", "of a transaction"))
+    tx.append(spark.range(3), f"{place}/orders")
+    tx.append(spark.range(3), "spark_catalog.default.of_connect")
+
+send = commitlake.sink(conf, "hourly", name="hourly", group="nightly", body="CAST(id AS STRING)")
+rows = spark.readStream.format("delta").load(f"{place}/orders").writeStream.foreachBatch(send)
+query = rows.option("checkpointLocation", f"{place}/checkpoint").trigger(availableNow=True).start()
+assert query.awaitTermination(120) and query.exception() is None, query.exception()
+
+seen, until = [], time.time() + given["wait"]
+while len(seen) < 4 and time.time() < until:
+    time.sleep(1)
+    try:
+        topics = [commitlake.read_topic(spark, conf, topic) for topic in ("daily", "hourly")]
+        seen = [bytes(row.body).decode() for each in topics for row in each.select("body").collect()]
+    except pyspark.errors.AnalysisException as error:  # there is no table yet
+        print(error, file=sys.stderr)
+print(sorted(seen))
+done = commitlake.receipts(conf, "hourly", group="points")
+done.done(commitlake.read_topic(spark, conf, "hourly"))
+print(spark.read.format("delta").load(f"{place}/receipts/receipts").where("state = 'DONE'").count())
+print(commitlake.doctor(spark, conf))
+"""
+
+
+@pytest.mark.long
+def test_jobs_with_delta_tables_run_without_a_classic_session(
+    server: str, delta_log_lake: Lake, tmp_path: Path
+) -> None:
+    conf = {**delta_log_lake.settings, "receipts": f"{tmp_path}/receipts"}
+    made = f"CREATE TABLE of_connect (id BIGINT) USING delta LOCATION '{tmp_path}/named'"
+    given = {"conf": conf, "place": str(tmp_path), "wait": WAIT_S * patience()}
+    code = JOB.replace("with commitlake", f"spark.sql({made!r})\nwith commitlake", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(given)],
+        env={**ENVIRONMENT, "SPARK_REMOTE": server}, cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen, receipts, *told, ready = done.stdout.splitlines()
+    assert (seen, receipts) == ("['0', '1', '2', 'of a transaction']", "3"), done.stderr
+    assert (told[0], ready) == ("missing  verdict      1 of 7 needs a look: access", "False")
+    assert "use a cluster with dedicated access mode" in told[2]
 
 
 def test_a_coordinator_says_at_once_that_it_needs_a_classic_session(server: str, tmp_path: Path) -> None:

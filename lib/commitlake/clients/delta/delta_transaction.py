@@ -40,7 +40,7 @@ def delta_transaction(
     these places. By the rule it ends the transactions of a killed process.
 
     Args:
-        spark: a session with Delta.
+        spark: a session with Delta, also one of Spark Connect.
         conf: the coordinator's configuration; the keys of Kafka count, and `checks`, if it is there.
         group: the producer group.
         deadline: how long after the first half message rows may be written, such as `1h`. Later rows are refused.
@@ -204,19 +204,16 @@ def _located(spark: SparkSession, place: str) -> str:
     """The place of a table that is named `catalog.schema.table`: half messages tell places. Any other as it is."""
     if not _NAME.fullmatch(place):
         return place
-    from delta.tables import DeltaTable
-
     try:
-        return str(DeltaTable.forName(spark, place).detail().select("location").collect()[0][0])
+        return str(spark.sql(f"DESCRIBE DETAIL {place}").select("location").collect()[0][0])
     except AnalysisException as error:
         msg = f"delta_transaction: there is no Delta table {place}; make it first, or write ./{place} for a directory"
         raise ArgumentError(msg) from error
 
 
 def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:
-    from delta.tables import DeltaTable
-
-    DeltaTable.createIfNotExists(spark).location(place).addColumns(rows.schema).execute()
+    """Creates a missing table, without Delta's own classes, which not every server of Spark Connect has."""
+    spark.createDataFrame([], rows.schema).write.format("delta").mode("ignore").save(place)
 
 
 def deadline_ms(what: str, deadline: Duration) -> int:
