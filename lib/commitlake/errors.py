@@ -215,7 +215,7 @@ def root_reason(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     # For an error in a Python worker, Spark's first line only says that one occurred; Python's last line names it.
-    if any(line.startswith("Traceback") for line in lines):
+    if any("Traceback (most recent call last)" in line for line in lines):
         return lines[-1].strip()
     # Some of Spark's texts begin with an empty line, behind the name of their class.
     return " ".join(lines[:2]) if lines[0].rstrip().endswith("Exception:") else lines[0]

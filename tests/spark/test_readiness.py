@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from importlib import util
@@ -112,6 +113,20 @@ def test_a_module_a_runtime_and_a_clock_that_do_not_fit_are_named(
     old: Any = SimpleNamespace(version="3.5.2")
     with pytest.raises(SetupError, match=r"Databricks 16.4 with Spark 3.5.2, .*: choose a runtime from 17.0 on"):
         readiness._runtime(old, lake.config)
+
+
+def test_workers_with_another_python_are_named_before_a_start(
+    spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All queries began again six times, for minutes, until the coordinator ended."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # which has no packages
+    bare.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    told = r"the executors can't run this CommitLake: .*No module named 'numpy'.*by PYSPARK_PYTHON before Spark starts"
+    assert re.search(told, wrong(spark, lake.settings)["cluster"])
+    with pytest.raises(SetupError, match="can't run this CommitLake"):
+        commitlake.start(spark, lake.settings)
 
 
 def test_what_hangs_is_named_in_time(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,10 @@ ModuleNotFoundError: No module named 'delta'
     [
         ("no space left\n\tat java.io.FileOutputStream.write", "no space left"),
         (PYTHON_WORKER, "ModuleNotFoundError: No module named 'delta'"),
+        (
+            f"x.PythonException: {PYTHON_WORKER[PYTHON_WORKER.index('Trace') :]}",
+            "ModuleNotFoundError: No module named 'delta'",
+        ),
         ("", "ValueError"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -60,6 +61,8 @@ def check(spark: SparkSession, config: Config) -> None:
     if not is_one_machine(master):
         _refuse_local_places(config, master)
         executors.await_all(spark)
+    # A session of CommitLake's own on one machine has this Python, and no task is spent on it.
+    if not is_one_machine(master) or databricks.is_here() or spark.sparkContext.pythonExec != sys.executable:
         _check_executors(spark, config)
 
 
@@ -148,7 +151,8 @@ def _check_executors(spark: SparkSession, config: Config) -> None:
 def _no_python(own: executors.Look, reason: str) -> SetupError:
     return SetupError(
         f"the executors can't run this CommitLake: {reason}; the driver has {dict(own.versions)}, and executors need "
-        "the same; let ./spark-submit.sh ship it, or name a Python that has it with --conf spark.pyspark.python=..."
+        "the same; let ./spark-submit.sh ship it, or name a Python that has it, with --conf spark.pyspark.python=..., "
+        "or by PYSPARK_PYTHON before Spark starts"
     )
 
 
