@@ -48,7 +48,7 @@ TESTS = {
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
     "reading": "spark/catalog spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
     "spark": """e2e/launch e2e/cluster e2e/yarn e2e/wheel e2e/notebook
-        recovery/signals e2e/odd_machines""",
+        recovery/signals recovery/like_databricks e2e/odd_machines""",
     "tables": """spark/tables spark/appends spark/typed_topics spark/avro_topics spark/schema_registry
         spark/topic_columns spark/owner
         recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
