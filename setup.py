@@ -33,6 +33,7 @@ DEV = [
     *NOTEBOOK,
     *DOCS,
     "aiosqlite>=0.20",
+    "asyncpg>=0.30",
     "build",
     *CONFLUENT,
     *GATEWAY,

@@ -21,8 +21,8 @@ TESTS = {
     "clients/producer": """e2e/producer e2e/producer_faults e2e/many_producers
         e2e/async_producer e2e/checks
         e2e/gateway e2e/rules_answer_checks e2e/rocketmq_example e2e/databases
-        e2e/database_to_database""",
-    "clients": "e2e/producer e2e/databases",
+        e2e/asyncio_drivers e2e/database_to_database""",
+    "clients": "e2e/producer e2e/databases e2e/asyncio_drivers",
     "config": "e2e/launch e2e/security recovery/restarts recovery/faults",
     "coordinator": """spark/coordination_rules spark/rehearsal
         recovery/corners recovery/restarts recovery/liveness recovery/faults recovery/campaign

@@ -5,31 +5,34 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import wraps
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
-from tests.support import mariadb, memory_kafka, postgres
+from sqlalchemy.util import await_only, greenlet_spawn
+from tests.support import mariadb, postgres
 
 from commitlake import CommitLakeError, DatabaseListener, Message
+from commitlake.clients.asyncio_sql import awaited
 from commitlake.clients.consumer.once import Once
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.clients.sql import sql_of
+from commitlake.clients.sql import Awaited, sql_of
 from commitlake.errors import ConsumerError
 from commitlake.protocol.database_row import COMMITTED, REVOKED, TABLE, RowName
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
-from commitlake.testing.codecs import decode_op
 from commitlake.testing.producer import InMemoryProducer
 
 MANY = 20
-KINDS = ["connection", "session", "psycopg"]
+KINDS = ["connection", "session", "psycopg", "asyncpg"]
+DRIVERS = ("psycopg", "asyncpg")
 WAITS = {
     "mysql": ("SELECT @@innodb_lock_wait_timeout", "SET innodb_lock_wait_timeout = 7"),
     "postgresql": ("SHOW lock_timeout", "SET lock_timeout = '7s'"),
@@ -47,6 +50,43 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
             yield create_engine(server.url().replace("://", "+psycopg://"), pool_size=2 * MANY)
 
 
+class Asyncpg(Awaited):
+    """A connection of asyncpg with the methods of a plain one, for a test that `where_it_can_wait` runs."""
+
+    def __init__(self, **login: Any) -> None:
+        given = await_only(asyncpg.connect(**login))
+        super().__init__(given, awaited(given).sql)
+
+    def execute(self, sql: str) -> list[Any]:
+        found: list[Any] = await_only(self.given.fetch(sql))
+        return found
+
+    def commit(self) -> None:
+        pass  # each statement has, outside of a block
+
+    def close(self) -> None:
+        await_only(self.given.close())
+
+    def __enter__(self) -> Asyncpg:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def where_it_can_wait(test: Callable[..., None]) -> Callable[..., None]:
+    """Runs what is about asyncpg as the clients run their code for plain connections: in a greenlet."""
+
+    @wraps(test)
+    def run(**given: Any) -> None:
+        if given["kind"] != "asyncpg":
+            test(**given)
+        else:
+            asyncio.run(greenlet_spawn(test, **given))
+
+    return run
+
+
 class Shop:
     """A database with orders, and a coordinator with a producer whose local transactions are there."""
 
@@ -62,23 +102,24 @@ class Shop:
         return self.lake.producer("shop", DatabaseListener(self.engine, create=True))
 
     def opened(self, kind: str) -> Any:
-        """A connection of SQLAlchemy or of psycopg, or a session, as a context."""
-        if kind != "psycopg":
+        """A connection of SQLAlchemy, psycopg or asyncpg, or a session, as a context."""
+        if kind not in DRIVERS:
             return self.engine.connect() if kind == "connection" else Session(self.engine)
         if self.engine.dialect.name != "postgresql":
-            pytest.skip("psycopg is for PostgreSQL")
-        return psycopg.connect(**self.login)
+            pytest.skip(f"{kind} is for PostgreSQL")
+        if kind == "asyncpg":
+            return Asyncpg(database=self.engine.url.database, **self.login)
+        return psycopg.connect(dbname=self.engine.url.database, **self.login)
 
     @property
     def login(self) -> dict[str, Any]:
-        """psycopg's arguments."""
+        """Arguments of the drivers; both take the database by a name of their own, and the user's by default."""
         url = self.engine.url
-        address = {"host": url.host, "port": url.port, "dbname": url.database}
-        return {**address, "user": url.username, "password": url.password}
+        return {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
 
     def order(self, connection: Any, name: str = "17") -> None:
         sql = f"INSERT INTO orders VALUES ('{name}')"
-        connection.execute(sql if isinstance(connection, psycopg.Connection) else text(sql))
+        connection.execute(sql if isinstance(connection, psycopg.Connection | Asyncpg) else text(sql))
 
     def begin(self, connection: Any) -> Any:
         return self.producer.begin_transaction(database=connection)
@@ -100,6 +141,7 @@ def shop(engine: Engine) -> Shop:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@where_it_can_wait
 def test_rows_and_messages_commit_together_or_not_at_all(shop: Shop, kind: str) -> None:
     with shop.opened(kind) as connection:
         with shop.begin(connection) as transaction:
@@ -113,8 +155,9 @@ def test_rows_and_messages_commit_together_or_not_at_all(shop: Shop, kind: str) 
     assert (shop.orders(), shop.shown(), shop.lake.pending) == (["17"], ["17"], [])
 
 
-@pytest.mark.parametrize("kind", ["connection", "psycopg"])
+@pytest.mark.parametrize("kind", ["connection", *DRIVERS])
 @pytest.mark.parametrize("fault", Fault)
+@where_it_can_wait
 def test_whatever_befalls_messages_are_visible_exactly_when_the_rows_are_there(
     shop: Shop, fault: Fault, kind: str
 ) -> None:
@@ -123,7 +166,7 @@ def test_whatever_befalls_messages_are_visible_exactly_when_the_rows_are_there(
         with suppress(Crash, CommitLakeError), shop.begin(connection) as transaction:
             shop.order(connection)
             transaction.send(Message("orders", "17"))
-        (connection.close if kind == "psycopg" else connection.invalidate)()  # as the end of a process does
+        (connection.close if kind in DRIVERS else connection.invalidate)()  # as the end of a process does
     shop.join()
     shop.lake.advance("10m")
     assert (shop.shown(), shop.lake.pending) == (shop.orders(), [])
@@ -232,60 +275,25 @@ def test_a_pipeline_of_psycopg_is_refused_where_it_would_hide_what_a_statement_d
     assert (shop.orders(), shop.shown(), shop.lake.pending) == (["18"], ["18"], [])
 
 
-def test_a_listener_may_connect_by_psycopg(shop: Shop) -> None:
-    shop.producer.set_transaction_listener(DatabaseListener(partial(shop.opened, "psycopg"), create=True))
+@pytest.mark.parametrize("connect", [psycopg.connect, psycopg.AsyncConnection.connect, asyncpg.connect])
+def test_a_listener_may_connect_by_a_driver_alone(shop: Shop, connect: Callable[..., Any]) -> None:
+    shop.opened("psycopg").close()
+    url = shop.engine.url.set(drivername="postgresql").render_as_string(hide_password=False).replace(" ", "%20")
+    listener = DatabaseListener(lambda: connect(url), create=True)
+    shop.producer.set_transaction_listener(listener)
     shop.producer.fault = Fault.DECISION_LOST
-    for kind in ("session", "psycopg"):
-        with shop.opened(kind) as connection, shop.begin(connection) as transaction:
-            shop.order(connection, kind)
-            transaction.send(Message("orders", kind))
-    shop.lake.advance("15s")
-    assert (shop.shown(), shop.lake.pending) == (["psycopg", "session"], [])
-
-
-def test_psycopg_s_asynchronous_connection_does_in_asyncio(shop: Shop) -> None:
-    shop.opened("psycopg").close()
-    sender = memory_kafka.producer(kafka := memory_kafka.Kafka(), DatabaseListener(shop.engine))
-
-    async def serve() -> None:
-        async with sender, await psycopg.AsyncConnection.connect(**shop.login) as database:
-            async with sender.begin_transaction(database=database) as transaction, database.transaction():
-                await database.execute("INSERT INTO orders VALUES ('17')")
-                await asyncio.gather(*(transaction.send(Message("orders", body)) for body in ("a", "b")))
-                assert (shop.orders(), kafka.sent("op")) == ([], [])
-            for error in (ValueError, psycopg.Rollback):
-                with suppress(ValueError, CommitLakeError):
-                    async with sender.begin_transaction(database=database) as transaction, database.transaction():
-                        await database.execute("INSERT INTO orders VALUES ('18')")
-                        await transaction.send(Message("orders", "c"))
-                        raise error
-            await database.set_autocommit(True)
-            with pytest.raises(CommitLakeError, match="autocommit"):
-                await sender.begin_transaction(database=database).__aenter__()
-
-    asyncio.run(serve())
-    assert shop.orders() == ["17"]
-    decisions = [decode_op(op).decision for op in kafka.sent("op")]  # type: ignore[union-attr]
-    assert decisions == ["COMMIT", "ROLLBACK", "ROLLBACK"]
-
-
-def test_psycopg_s_asynchronous_connection_handles_a_message_once(shop: Shop) -> None:
-    shop.opened("psycopg").close()
-
-    async def handle() -> list[bool]:
-        found = []
-        async with await psycopg.AsyncConnection.connect(**shop.login) as database:
-            for error in (ValueError, None, None):
-                with suppress(ValueError):
-                    async with Once(database, "m1", create=False) as is_new:
-                        found.append(is_new)
-                        await database.execute("INSERT INTO orders VALUES ('17') ON CONFLICT DO NOTHING")
-                        if error:
-                            raise error
-        return found
-
-    assert asyncio.run(handle()) == [True, True, False]
-    assert shop.orders() == ["17"]
+    with shop.opened("psycopg") as connection, shop.begin(connection) as transaction:
+        shop.order(connection)
+        transaction.send(Message("orders", "17"))
+        begun = time.monotonic()
+        shop.lake.advance("15s")
+        assert (shop.lake.pending != [], time.monotonic() - begun < 5) == (True, True)
+    with suppress(Crash), shop.opened("psycopg") as connection, shop.begin(connection) as transaction:
+        transaction.send(Message("orders", "18"))
+        shop.producer.crash()
+    shop.join().set_transaction_listener(listener)
+    shop.lake.advance("10m")
+    assert (shop.shown(), shop.lake.pending, listener.tidy()) == (["17"], [], 0)
 
 
 def decided(engine: Engine, names: list[str]) -> dict[str, str]:
@@ -362,14 +370,16 @@ def test_a_replica_answers_nothing(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@where_it_can_wait
 def test_of_two_consumers_with_a_message_the_second_waits_and_finds_it_handled(shop: Shop, kind: str) -> None:
     found: list[bool] = []
 
-    def second() -> None:
+    @where_it_can_wait
+    def second(kind: str) -> None:
         with shop.opened(kind) as session, Once(session, "m1", create=False) as is_new:
             found.append(is_new)
 
-    other = threading.Thread(target=second)
+    other = threading.Thread(target=second, kwargs={"kind": kind})
     with shop.opened(kind) as connection, Once(connection, "m1", create=False) as is_new:
         found.append(is_new)
         other.start()
@@ -380,12 +390,13 @@ def test_of_two_consumers_with_a_message_the_second_waits_and_finds_it_handled(s
     assert (found, shop.orders()) == ([True, False], ["17"])
 
 
-@pytest.mark.parametrize("kind", ["connection", "psycopg"])  # a session changes its connection
+@pytest.mark.parametrize("kind", ["connection", *DRIVERS])  # a session changes its connection
+@where_it_can_wait
 def test_a_consumer_waits_a_second_for_another_one_s_open_row_and_then_says_so(shop: Shop, kind: str) -> None:
     """The message comes again; the wait for all other locks, which the session has set, is as before."""
     ask, change = WAITS[shop.engine.dialect.name]
     with shop.opened(kind) as first, shop.opened(kind) as second:
-        run = second.execute if kind == "psycopg" else lambda sql: second.execute(text(sql))
+        run = second.execute if kind in DRIVERS else lambda sql: second.execute(text(sql))
         run(change)
         second.commit()
         with Once(first, "m1", create=False):
@@ -395,10 +406,10 @@ def test_a_consumer_waits_a_second_for_another_one_s_open_row_and_then_says_so(s
             assert time.monotonic() - begun < 5
         with Once(second, "m2", create=False) as is_new:
             assert is_new
-            assert str(run(ask).fetchone()[0]) in ("7", "7s")
+            assert str(next(iter(run(ask)))[0]) in ("7", "7s")
         with Once(second, "m1", create=False) as is_new:
             assert not is_new
-        assert str(run(ask).fetchone()[0]) in ("7", "7s")
+        assert str(next(iter(run(ask)))[0]) in ("7", "7s")
 
 
 def test_a_block_of_once_that_fails_leaves_the_message_to_the_next(shop: Shop) -> None:

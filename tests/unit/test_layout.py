@@ -26,7 +26,7 @@ LAYERS = {
     ),
     "clients": (
         ("daemon_pool", "renamed", "sql", "tracing"),
-        ("proof_rows",),
+        ("asyncio_sql", "proof_rows"),
         ("databases", "producer", "consumer"),
         ("delta", "gateway"),
     ),

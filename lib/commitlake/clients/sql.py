@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,6 @@ _ALLOWED = (
     "allowed are a connection of sqlite3, psycopg 3 or Django, and a connection or session of SQLAlchemy; none of "
     "asyncio's"
 )
-_ALLOWED_IN_ASYNCIO = "`async with` takes an AsyncSession or an AsyncConnection of SQLAlchemy, or one of psycopg 3"
 _APART = (
     "database= is a connection on which Django's `atomic` can't begin: one of create_connection, of another thread, or "
     "with autocommit off; give django.db.connection or connections[alias], and switch its autocommit on"
@@ -122,7 +120,9 @@ class Sql:
         return _is_autocommit(self.given)
 
 
-class _Psycopg(Sql):
+class Psycopg(Sql):
+    """On a connection of psycopg 3."""
+
     dialect = ("postgresql", "psycopg")
     _TABLE = "SELECT CAST(to_regclass(:name) AS text)"
 
@@ -134,10 +134,12 @@ class _Psycopg(Sql):
             raise ArgumentError(_WITHIN)
 
     def begin(self) -> None:
+        """As for `Sql`."""
         if not self._is_open():
             self.value("SELECT 1")  # psycopg begins with a statement
 
     def change(self, sql: str, **values: object) -> int:
+        """As for `Sql`."""
         if self.given.pgconn.pipeline_status:
             raise ArgumentError(_PIPELINED)
         return super().change(sql, **values)
@@ -158,25 +160,19 @@ class _Psycopg(Sql):
 
 
 class Awaited:
-    """An object of asyncio with the methods of a plain one, for code that `run_sync` runs in a greenlet."""
+    """A connection of asyncio's drivers, for code that `run_sync` runs in a greenlet.
 
-    def __init__(self, given: Any) -> None:
-        self.given = given
+    Args:
+        given: the connection.
+        sql: makes its statements, there.
+    """
+
+    def __init__(self, given: Any, sql: Callable[[Any], Sql]) -> None:
+        self.given, self.sql = given, sql
 
     async def run_sync(self, call: Callable[[Any], Any]) -> Any:
         """Run a function with this object, and await what it calls of it."""
         return await import_module("sqlalchemy.util").greenlet_spawn(call, self)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.given, name)
-        if not inspect.iscoroutinefunction(found):
-            return found
-        return lambda *given: import_module("sqlalchemy.util").await_only(found(*given))
-
-
-class _AsyncPsycopg(_Psycopg):
-    def _cursor(self) -> Any:
-        return Awaited(self._psycopg.AsyncCursor(self.given.given, row_factory=self._psycopg.rows.tuple_row))
 
 
 class _Alchemy(Sql):
@@ -230,7 +226,7 @@ class _Alchemy(Sql):
 class _Django(Sql):
     """Its transaction is an `atomic`, so a savepoint within another one; a listener's connection has none."""
 
-    _written = staticmethod(_Psycopg._written)
+    _written = staticmethod(Psycopg._written)
 
     def __init__(self, given: Any) -> None:
         django = import_module("django.db")
@@ -290,9 +286,9 @@ def sql_of(given: Any) -> Sql:
         return Sql(given)
     where = homes(given)
     if "psycopg" in where and isinstance(given, import_module("psycopg").Connection):
-        return _Psycopg(given)
+        return Psycopg(given)
     if isinstance(given, Awaited):
-        return _AsyncPsycopg(given)
+        return given.sql(given.given)
     if any(each.startswith("django.") for each in where) and hasattr(given, "in_atomic_block"):  # also of its proxies
         return _Django(given)
     if any(each.startswith("sqlalchemy.") and ".asyncio" not in each for each in where):
@@ -308,20 +304,6 @@ def is_wait_over(error: Exception) -> bool:
     """Whether the database gave up a wait for another transaction."""
     cause = getattr(error, "orig", None) or error.__cause__ or error  # of SQLAlchemy, and of Django
     return not _WAIT_IS_OVER.isdisjoint((getattr(cause, "sqlstate", None), *cause.args[:1]))
-
-
-def awaited(given: Any) -> Any:
-    """An asynchronous connection or session of SQLAlchemy as it is; psycopg's with its `run_sync`.
-
-    Raises:
-        ArgumentError: `given` is none of these.
-    """
-    where = homes(given)
-    if "psycopg" in where and isinstance(given, import_module("psycopg").AsyncConnection):
-        return Awaited(given)
-    if not (any(each.startswith("sqlalchemy.ext.asyncio") for each in where) and hasattr(given, "run_sync")):
-        raise not_allowed(given, _ALLOWED_IN_ASYNCIO)
-    return given
 
 
 def homes(given: Any) -> list[str]:

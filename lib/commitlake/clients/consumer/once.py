@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
+from commitlake.clients.asyncio_sql import awaited
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.clients.sql import awaited, is_wait_over, sql_of
+from commitlake.clients.sql import is_wait_over, sql_of
 from commitlake.errors import ConsumerError
 from commitlake.protocol.database_row import HANDLED, HANDLING, TABLE
 

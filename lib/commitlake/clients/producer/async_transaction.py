@@ -8,13 +8,13 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
+from commitlake.clients.asyncio_sql import awaited
 from commitlake.clients.producer.database_transaction import DatabaseTransaction, row_of
 from commitlake.clients.producer.message import LocalTransactionState, Message, SendResult
 from commitlake.clients.producer.on_loop import ProducerOnLoop
 from commitlake.clients.producer.record_maker import Proof
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.clients.producer.transactional import log_lost
-from commitlake.clients.sql import awaited
 from commitlake.errors import ProducerError
 
 

@@ -107,8 +107,8 @@ class AsyncTransactionMQProducer:
 
         Args:
             is_answered: a rule of the coordinator answers the checks.
-            database: an `AsyncSession` or `AsyncConnection` of SQLAlchemy, or an `AsyncConnection` of psycopg 3, whose
-                transaction ends with this one.
+            database: an `AsyncSession` or `AsyncConnection` of SQLAlchemy, or a connection of asyncpg or psycopg 3 for
+                asyncio, whose transaction ends with this one.
 
         Raises:
             ArgumentError: `database` is none of these.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
+from commitlake.clients.asyncio_sql import run_apart
 from commitlake.clients.producer.listener import TransactionListener
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
 from commitlake.clients.proof_rows import ProofRows
@@ -23,6 +26,8 @@ from commitlake.protocol.database_row import (
     row_name_of,
     tries_of,
 )
+
+T = TypeVar("T")
 
 
 class LocalRow:
@@ -116,7 +121,8 @@ class DatabaseListener(TransactionListener):
 
     Args:
         connect: makes a connection of sqlite3 or psycopg for each check, such as `lambda: sqlite3.connect("shop.db")`,
-            or of Django, `lambda: connections.create_connection("default")`; or an engine of SQLAlchemy.
+            or of Django, `lambda: connections.create_connection("default")`; or an engine of SQLAlchemy. Without
+            either, `lambda: asyncpg.connect(...)`, or psycopg's `AsyncConnection.connect`.
         create: make the table where it is missing; else a migration does.
 
     Raises:
@@ -129,22 +135,7 @@ class DatabaseListener(TransactionListener):
             msg = "connect= is a connection; give a function that opens one, since each check closes its own"
             raise ArgumentError(msg)
         self._connect: Callable[[], Any] = connect if callable(connect) else connect.connect
-        with self._opened() as rows:
-            if create:
-                rows.create()
-            rows.database()
-            rows.insert(probe := uuid.uuid4().hex, REVOKED)
-            with suppress(rows.sql.duplicate):
-                rows.insert(probe, REVOKED)
-                msg = f"{TABLE} takes an id twice, so no row proves anything; make id a key that the database enforces"
-                raise ProducerError(msg)
-            rows.sql.rollback()
-            if rows.state(probe) is not None:
-                msg = (
-                    f"{TABLE} keeps a row that was rolled back; switch autocommit off (of Django give what "
-                    "connections.create_connection makes), and make a table that does not"
-                )
-                raise ProducerError(msg)
+        self._ask(partial(_try, create=create))
 
     def execute_local_transaction(self, message: Message, arg: Any) -> NoReturn:
         """Refuses: the block of `begin_transaction(database=...)` is the local transaction.
@@ -166,8 +157,8 @@ class DatabaseListener(TransactionListener):
             msg = "it was begun without database=, so it has no row"
             raise UndecidedError(msg)
         try:
-            with self._opened() as rows:
-                return LocalTransactionState(rows.decide(row_name_of(text), now_ms() - (message.store_timestamp or 0)))
+            name, age_ms = row_name_of(text), now_ms() - (message.store_timestamp or 0)
+            return LocalTransactionState(self._ask(lambda rows: rows.decide(name, age_ms)))
         except UndecidedError:
             raise
         except Exception as error:  # the driver's
@@ -175,13 +166,34 @@ class DatabaseListener(TransactionListener):
 
     def tidy(self) -> int:
         """Delete rows that are older than 31 days; returns how many."""
-        with self._opened() as rows:
-            return rows.tidy()
+        return self._ask(ProofRows.tidy)
 
-    @contextmanager
-    def _opened(self) -> Iterator[ProofRows]:
-        connection = self._connect()
-        try:
-            yield ProofRows(sql_of(connection))
-        finally:
-            connection.close()
+    def _ask(self, call: Callable[[ProofRows], T]) -> T:
+        opened = self._connect()
+        if inspect.isawaitable(opened):
+            return run_apart(opened, lambda sql: call(ProofRows(sql)))
+        with closing(opened):
+            return call(ProofRows(sql_of(opened)))
+
+
+def _try(rows: ProofRows, create: bool) -> None:
+    """Try what a listener needs of the table; make it with `create`.
+
+    Raises:
+        ProducerError: there is no such table, or it takes an id twice, or the connections keep what was rolled back.
+    """
+    if create:
+        rows.create()
+    rows.database()
+    rows.insert(probe := uuid.uuid4().hex, REVOKED)
+    with suppress(rows.sql.duplicate):
+        rows.insert(probe, REVOKED)
+        msg = f"{TABLE} takes an id twice, so no row proves anything; make id a key that the database enforces"
+        raise ProducerError(msg)
+    rows.sql.rollback()
+    if rows.state(probe) is not None:
+        msg = (
+            f"{TABLE} keeps a row that was rolled back; switch autocommit off (of Django give what "
+            "connections.create_connection makes), and make a table that does not"
+        )
+        raise ProducerError(msg)
