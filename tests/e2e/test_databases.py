@@ -26,7 +26,7 @@ from commitlake.clients.consumer.once import Once
 from commitlake.clients.proof_rows import ProofRows
 from commitlake.clients.sql import Awaited, sql_of
 from commitlake.errors import ConsumerError
-from commitlake.protocol.database_row import COMMITTED, REVOKED, TABLE, RowName
+from commitlake.protocol.database_row import COMMITTED, HANDLED, REVOKED, TABLE, RowName
 from commitlake.testing import Crash, Fault, InMemoryCoordinator
 from commitlake.testing.producer import InMemoryProducer
 
@@ -357,6 +357,13 @@ def test_two_rules_and_the_transactions_themselves_agree(shop: Shop) -> None:
     for told in found:
         assert all((decision == "COMMIT") == (name in orders) for name, decision in told.items())
     assert decided(shop.engine, names) == {name: "COMMIT" if name in orders else "ROLLBACK" for name in names}
+
+
+def test_old_rows_go_by_a_rule_but_those_of_consumers(shop: Shop) -> None:
+    inserted(shop, ("a", COMMITTED), ("b", REVOKED), ("c", "OPEN 1"), ("d", HANDLED))
+    with shop.engine.connect() as connection:
+        rows = ProofRows(sql_of(connection))
+        assert [rows.tidy(only_proofs=True), rows.tidy(), rows.tidy()] == [3, 1, 0]
 
 
 def test_a_replica_answers_nothing(shop: Shop) -> None:

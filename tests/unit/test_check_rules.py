@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sqlite3
 import threading
 import time
 import traceback
@@ -20,17 +21,20 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support import postgres, table_features
 from tests.support.lite_database import LiteDatabase
+from tests.support.polling import wait_for
 from tests.support.topic_table import half as row_of_half
 from tests.support.topic_table import written
 
 from commitlake.clients.delta.allowed_places import DEADLINE, TABLES
 from commitlake.config import from_mapping
 from commitlake.coordinator.resolving import database as database_rules
+from commitlake.coordinator.resolving import resolve
 from commitlake.coordinator.resolving.resolve import Resolver, by_database, by_row, decided
 from commitlake.coordinator.resolving.rules import CheckRule, rule_of
 from commitlake.errors import CommitLakeError, ConfigError, KafkaError
 from commitlake.protocol.clock import BrokerClock
-from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, created_by
+from commitlake.protocol.database_row import COMMITTED, CREATE, HANDLED, HANDLING, NAME, REVOKED, TABLE, created_by
+from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.postgresql import SYSTEM, TIMELINE, TRANSACTION, xact
 from commitlake.reading.questions import views
 from commitlake.reading.questions.tables import Tables, opened
@@ -512,6 +516,34 @@ def test_a_start_tells_that_a_database_of_postgresql_has_no_table_for_rows(
     caplog.set_level(logging.WARNING, logger="commitlake")
     resolver_of(tmp_path, given).run(ended)
     assert [f'relation "{TABLE}" does not exist' in each for each in caplog.messages] == [True]
+
+
+def test_a_rule_deletes_old_rows_of_producers_and_a_failure_is_told_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resolve, "_FIRST_TIDY_S", 0.01)
+    caplog.set_level(logging.INFO, logger="commitlake")
+    place, month = tmp_path / "shop.db", time.time_ns() // 10**6 - 31 * DAY_MS
+    rows = [("a", COMMITTED, month - 1), ("b", REVOKED, 1), ("c", "OPEN 1", 1), ("d", HANDLED, 1), ("e", HANDLING, 1)]
+    with closing(sqlite3.connect(place)) as database:
+        database.executescript(created_by())
+        database.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", [*rows, ("f", COMMITTED, month + DAY_MS)])
+        database.commit()
+        given = {"g": {"database": f"sqlite:///{place}"}, "h": {"database": f"sqlite:///{tmp_path}/other.db"}}
+        stop = threading.Event()
+        running = threading.Thread(
+            target=Resolver(from_mapping({"warehouse": str(tmp_path), "checks": given}), CLOCK).run, args=[stop]
+        )
+        running.start()
+        wait_for(lambda: "stay" in caplog.text)
+        stop.set()
+        running.join()
+        assert [name for (name,) in database.execute(f"SELECT id FROM {TABLE} ORDER BY id")] == [
+            "d", "database", "e", "f",
+        ]  # fmt: skip
+    told = [each for each in caplog.messages if "old rows" in each]
+    assert told[0] == f"old rows of {TABLE} deleted by the rule checks.g: 3"
+    assert re.match(f"old rows of {TABLE} stay: checks.h: no such table.*; let the user of checks.h DELETE", told[1])
 
 
 @pytest.mark.parametrize(

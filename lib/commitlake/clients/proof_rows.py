@@ -15,6 +15,7 @@ from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     CREATE,
     DATABASE,
+    HANDLED,
     HANDLING,
     KEPT_MS,
     REVOKED,
@@ -197,8 +198,11 @@ class ProofRows:
                 if restore:
                     self.sql.change(restore)
 
-    def tidy(self, older_than_ms: int = TIDY_MS) -> int:
+    def tidy(self, older_than_ms: int = TIDY_MS, *, now: int | None = None, only_proofs: bool = False) -> int:
         """Delete rows of this age, but those of consumers' blocks that have not ended; returns how many.
+
+        The age counts up to `now` (ms since epoch, UTC), by default of this machine's clock. With `only_proofs` all
+        rows of consumers stay: without one its message is handled again.
 
         Raises:
             ArgumentError: younger ones would go too.
@@ -209,8 +213,9 @@ class ProofRows:
                 "messages of a transaction that has committed would be lost; give 31d or more"
             )
             raise ArgumentError(msg)
-        count, values = 0, {"before": now_ms() - older_than_ms, "own": DATABASE}
-        old = f"SELECT id FROM {TABLE} WHERE at < :before AND id <> :own AND state <> '{HANDLING}'"
+        count, values = 0, {"before": (now or now_ms()) - older_than_ms, "own": DATABASE}
+        kept = f"'{HANDLING}', '{HANDLED}'" if only_proofs else f"'{HANDLING}'"
+        old = f"SELECT id FROM {TABLE} WHERE at < :before AND id <> :own AND state NOT IN ({kept})"
         for ids_here in _SLICES:
             ids = [{"id": name} for (name,) in self.sql.rows(f"{old} AND {ids_here}", values)]
             for begin in range(0, len(ids), _AT_ONCE):

@@ -30,7 +30,8 @@ from commitlake.errors import ConfigError, RecordError, UndecidedError, Warehous
 from commitlake.kafka.admin_client import many_records
 from commitlake.protocol import wire
 from commitlake.protocol.clock import BrokerClock
-from commitlake.protocol.database_row import NAME, row_name_of
+from commitlake.protocol.database_row import NAME, TABLE, row_name_of
+from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import OP
 from commitlake.protocol.postgresql import IN_PROGRESS, TRANSACTION, judged, xact_of
@@ -65,6 +66,8 @@ SELECT transaction_id, producer_group, queue, queue_offset, round, checks, messa
 FROM pending WHERE checks > 0 AND producer_group IN (SELECT unnest($groups))
 """
 _SHARED_S = 1.0
+_FIRST_TIDY_S = 600.0
+"""A coordinator that is started each day tidies too; until then Kafka's time is known, and a start has other work."""
 _LONG_MS = 10 * 60_000
 """After so long a warning says that a transaction of a database is still in progress."""
 NOT_OURS = (
@@ -149,10 +152,9 @@ class Resolver:
 
     def run(self, stop: threading.Event) -> None:
         """Run each rule at its own interval until `stop` is set; in threads, as one may wait for a database."""
-        threads = [
-            threading.Thread(target=self._serve, args=(rule, stop), name=f"rule-{rule.group}", daemon=True)
-            for rule in self.rules
-        ]
+        works = [(f"rule-{rule.group}", partial(self._serve, rule, stop)) for rule in self.rules]
+        works.append(("rules-tidy", partial(self._tidy, stop)))
+        threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -165,6 +167,15 @@ class Resolver:
         while not stop.wait(wait_s):
             self._try(rule, partial(self.once, [rule]))
             wait_s = rule.every_ms / 1_000
+
+    def _tidy(self, stop: threading.Event) -> None:
+        """Deletes rows that no check needs any more once a day, beside the rules: among millions it takes minutes."""
+        wait_s = _FIRST_TIDY_S
+        while not stop.wait(wait_s):
+            for rule in self.rules:
+                if rule.database:
+                    tidy(rule, self._clock.now_ms())
+            wait_s = DAY_MS / 1_000
 
     @staticmethod
     def _try(rule: CheckRule, work: Callable[[], object]) -> None:
@@ -273,6 +284,18 @@ def by_row(tables: Tables, rule: CheckRule, now: int, *, only_looks: bool = Fals
         if isinstance(why := told.get(name), UndecidedError) or (is_long and isinstance(why, Exception)):
             _warn_open(row["transaction_id"], str(why))
     return [{**row, "decision": told[name]} for row, name in asked if isinstance(told.get(name), str)]
+
+
+def tidy(rule: CheckRule, now: int) -> None:
+    """Delete the producers' rows of 31 days; a failure is logged, and tried again a day later."""
+    try:
+        with _opened(rule) as rows:
+            count = rows.tidy(now=now, only_proofs=True)
+    except Exception as error:  # the rule answers all the same
+        told = "old rows of %s stay: %s; let the user of checks.%s DELETE, or run commitlake database tidy"
+        log.warning(told, TABLE, error, rule.group)
+    else:
+        log.info("old rows of %s deleted by the rule checks.%s: %d", TABLE, rule.group, count)
 
 
 def _asked(
