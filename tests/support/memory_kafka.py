@@ -1,4 +1,4 @@
-"""The producer for asyncio over a Kafka that is a list, without checks."""
+"""Producers, for asyncio too, over a Kafka that is a list, without checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 from tests.support.published import SETTINGS
 
-from commitlake import AsyncTransactionMQProducer
+from commitlake import AsyncTransactionMQProducer, TransactionMQProducer
 from commitlake.config import KafkaConfig
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
@@ -33,7 +33,11 @@ class Kafka:
 
 def producer(kafka: Kafka, listener: object | None = None, threads: int = 1) -> AsyncTransactionMQProducer:
     made = AsyncTransactionMQProducer("group", listener, threads=threads, bootstrap_servers="memory:9092")
-    made._producer._answer_checks = lambda: None  # type: ignore[method-assign]
-    conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
-    made._producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, kafka.append), lambda: SETTINGS)
+    connect(made._producer, kafka)
     return made
+
+
+def connect(producer: TransactionMQProducer, kafka: Kafka) -> None:
+    producer._answer_checks = lambda: None  # type: ignore[method-assign]
+    conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
+    producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, kafka.append), lambda: SETTINGS)
