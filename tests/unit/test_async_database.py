@@ -201,6 +201,8 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop, tmp
         for given in (shop.connect(), object(), shop.database.sync_session if shop.kind == "session" else 7):
             with pytest.raises(ProducerError, match="AsyncSession or an AsyncConnection"):
                 shop.sender.begin_transaction(database=given)
+        with pytest.raises(ProducerError, match="finds only transactions that have a row"):
+            shop.sender.begin_transaction()
         begun = shop.begin()
         with pytest.raises(ProducerError, match="use it as `async with`"):
             await begun.send(Message("orders", "a"))

@@ -15,9 +15,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 from tests.support.lite_database import KINDS, LiteDatabase
 
-from commitlake import CommitLakeError, DatabaseListener, Message, TransactionListener
+from commitlake import (
+    COMMIT,
+    CommitLakeError,
+    DatabaseListener,
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    TransactionListener,
+)
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.errors import FailedSendError, ProducerError, RecordError
+from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RecordError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of
 from commitlake.protocol.durations import DAY_MS
@@ -449,6 +457,21 @@ def test_one_object_that_is_sent_in_several_blocks_at_once_names_each_one_s_row(
     assert named == ["", "shop", "other"]
 
 
+def test_a_transaction_without_database_is_refused_where_nobody_could_answer_its_checks(plain: Shop) -> None:
+    class Own(DatabaseListener):
+        def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+            return COMMIT
+
+    with pytest.raises(ArgumentError, match=r"give begin_transaction\(database=connection\)"):
+        plain.producer.begin_transaction()
+    with plain.producer.begin_transaction(is_answered=True) as transaction:
+        transaction.send(Message("orders", "17"))
+    plain.producer.set_transaction_listener(Own(plain.connect))
+    with plain.producer.begin_transaction() as transaction:
+        transaction.send(Message("orders", "18"))
+    assert plain.shown() == [b"17", b"18"]
+
+
 @pytest.mark.parametrize("wrong", ["", "shop", "shop/", "/1", "shop/1 ", "shop/\0", "shop/é", "shop/" + "1" * 65])
 def test_a_name_without_database_or_with_an_id_that_not_every_database_keeps_is_no_name(wrong: str) -> None:
     with pytest.raises(RecordError, match="allowed is <database>/<id>"):
@@ -468,6 +491,26 @@ def test_the_documents_example_runs_as_it_stands(tmp_path: Path, monkeypatch: py
     with closing(sqlite3.connect("migrated.db")) as database:
         database.executescript(sql)
     DatabaseListener(lambda: sqlite3.connect("migrated.db"))
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_the_documents_test_passes_and_finds_a_message_beside_the_transaction(fault: Fault, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()
+    text = page.split("## Test it")[1].split("```python\n")[1].split("```")[0]
+    within = "with producer.begin_transaction(database=database) as transaction:"
+    assert within in text
+    beside = within.replace("database=database", "is_answered=True").replace("with ", "with database, ")
+    told = []
+    for number, each in enumerate((text, text.replace(within, beside))):
+        names: dict[str, Any] = {}
+        exec(each, names)
+        (place := tmp_path / str(number)).mkdir()
+        try:
+            names["test_an_order_is_told_exactly_when_it_is_there"](fault, place)
+        except AssertionError:
+            told.append(number)
+    lost = {Fault.CRASH_AFTER_HALF, Fault.CRASH_BEFORE_DECISION, Fault.DECISION_LOST}
+    assert told == ([1] if fault in lost else [])
 
 
 LOCAL = ("insert", "commit")

@@ -111,9 +111,9 @@ class AsyncTransactionMQProducer:
                 asyncio, whose transaction ends with this one.
 
         Raises:
-            ArgumentError: `database` is none of these.
+            ArgumentError: `database` is none of these, or is left out where the listener looks at rows only.
         """
-        self._producer.warn_if_unanswered(is_answered)
+        self._producer.warn_if_unanswered(is_answered, database)
         if database is None:
             return AsyncTransaction(self._producer, self._kept)
         return AsyncDatabaseTransaction(self._producer, self._to_the_end, database)

@@ -34,6 +34,21 @@ def row_of(given: Any, listener: object) -> LocalRow:
     return LocalRow(sql_of(given))
 
 
+def refuse_without_row(listener: object, is_answered: bool) -> None:
+    """Refuse a transaction without `database=` whose checks a listener can't answer, since it looks at rows only.
+
+    Raises:
+        ArgumentError: the listener is a `DatabaseListener`, and nobody else answers.
+    """
+    looks = getattr(type(listener), "check_local_transaction", None)
+    if looks is DatabaseListener.check_local_transaction and not is_answered:
+        msg = (
+            "a DatabaseListener finds only transactions that have a row, so after a crash nobody would answer for this "
+            "one; give begin_transaction(database=connection), or is_answered=True if a rule answers its checks"
+        )
+        raise ArgumentError(msg)
+
+
 class DatabaseTransaction(Transaction):
     """Made by `TransactionMQProducer.begin_transaction(database=...)`. For one thread, as its connection is.
 

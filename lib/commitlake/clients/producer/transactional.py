@@ -16,7 +16,7 @@ from typing import Any
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
-from commitlake.clients.producer.database_transaction import DatabaseTransaction, row_of
+from commitlake.clients.producer.database_transaction import DatabaseTransaction, refuse_without_row, row_of
 from commitlake.clients.producer.default import SHUTDOWN_S, DefaultMQProducer
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
@@ -199,11 +199,11 @@ class TransactionMQProducer(DefaultMQProducer):
                 commit to a `DatabaseListener`, or to a rule of the coordinator.
 
         Raises:
-            ArgumentError: `database` is no such connection.
+            ArgumentError: `database` is no such connection, or is left out where the listener looks at rows only.
             ProducerError: its database has no table for the row.
         """
+        self.warn_if_unanswered(is_answered, database)
         local = None if database is None else row_of(database, self._listener)
-        self.warn_if_unanswered(is_answered)
 
         def send_decision(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
             if state is not ROLLBACK and database is None and not self._running:
@@ -219,8 +219,9 @@ class TransactionMQProducer(DefaultMQProducer):
         """The listener."""
         return self._listener
 
-    def warn_if_unanswered(self, is_answered: bool) -> None:
+    def warn_if_unanswered(self, is_answered: bool, database: object) -> None:
         """Warn, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
+        refuse_without_row(self._listener, is_answered or database is not None)
         if self._listener is not None or self._is_warned:
             return
         ruled = self._link.settings.ruled_groups if self._running else None
