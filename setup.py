@@ -35,6 +35,7 @@ DEV = [
     "aiosqlite>=0.20",
     "asyncpg>=0.30",
     "build",
+    "celery>=5.5",
     *CONFLUENT,
     *GATEWAY,
     *OPENTELEMETRY,

@@ -61,7 +61,7 @@ TESTS = {
     "conf": "e2e/metrics e2e/alerts e2e/launch",
     "jobs": "e2e/launch e2e/cluster",
     "notebooks": "e2e/notebook e2e/rocketmq_example e2e/java_tutorial",
-    "docs/how-to": "spark/read_topic spark/read_topics_page e2e/reading e2e/asyncio_drivers",
+    "docs/how-to": "spark/read_topic spark/read_topics_page e2e/reading e2e/asyncio_drivers e2e/celery",
     "README.md": "e2e/readme",
     "setup.py": "e2e/wheel e2e/launch",
     "constraints.txt": "e2e/wheel",
