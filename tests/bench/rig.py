@@ -247,6 +247,10 @@ class Rig:
         """Starts the plain copy of `half` and `op`, to tables below `copy`."""
         return self._helper("plain_copy", "copy", "--place", self.place / "copy", *arguments)
 
+    def empty_gateway(self) -> Child:
+        """Starts a server that answers RocketMQ's producers without any work."""
+        return self._kept(Child(module("empty_gateway"), self.place / "empty_gateway.log"))
+
     def broker_cpu_seconds(self) -> float:
         """CPU that the broker has taken so far."""
         assert self.broker._process is not None
