@@ -147,6 +147,15 @@ async def test_what_is_not_acknowledged_in_time_comes_again_and_its_handle_is_go
 
 
 @awaited
+async def test_the_text_names_the_code_of_a_handle_that_is_no_good(warehouse: Path) -> None:
+    """RocketMQ's Java client shows the text, and of the code only its number."""
+    async with calls(warehouse) as client:
+        entries = [s.AckMessageEntry(message_id="m0", receipt_handle="none")]
+        answer = await client.stub.AckMessage(s.AckMessageRequest(entries=entries, **client.names), metadata=CLIENT)
+        assert answer.status.message.startswith("INVALID_RECEIPT_HANDLE: 'none' is no good receipt handle")
+
+
+@awaited
 async def test_a_longer_duration_gives_another_handle(warehouse: Path) -> None:
     async with calls(warehouse) as client:
         (got,) = await client.receive(most=1, hidden_s=0.8)

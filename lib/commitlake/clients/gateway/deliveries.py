@@ -97,9 +97,10 @@ class Deliveries:
         """
         found = self._open.get(handle)
         if found is None or (found.message.topic, found.group, found.caller.key) != (topic, group, caller.key):
-            msg = (
-                f"{handle!r:.60} is no good receipt handle of group {group!r:.100} and topic {topic!r:.100}: its time "
-                "is over, it was used before, or another gateway gave it; what was not done comes again"
+            msg = (  # with the code's name, as in RocketMQ: its client for Java shows a code as a number
+                f"INVALID_RECEIPT_HANDLE: {handle!r:.60} is no good receipt handle of group {group!r:.100} and topic "
+                f"{topic!r:.100}: its time is over, it was used before, or another gateway gave it; what was not done "
+                "comes again"
             )
             raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
         return self._close(handle)
