@@ -30,7 +30,8 @@ _LONGEST_POLL_S = 60.0
 _MARGIN_S = 0.5
 """A call ends at least so long before its deadline, so that the client gets the answer "no message"."""
 _SHARDING_KEY = "__SHARDINGKEY"
-_LONGEST_FILTER = 4_096
+_LONGEST_TAGS, _LONGEST_CONDITION = 16 * 1_024, 4_096
+"""Characters of a filter; a single tag may have as many as `gateway.max_property_size` lets it."""
 _MOST_SUBSCRIPTIONS, _MOST_CONDITIONS = 100, 20
 """Subscriptions of one client's settings, and SQL conditions among them, that are checked at once; others on use."""
 _KINDS = (definitions.PUSH_CONSUMER, definitions.SIMPLE_CONSUMER)
@@ -179,10 +180,11 @@ def _kind(message: ReceivedMessage) -> int:
 
 def _filter(expression: Proto) -> tuple[str | None, str | None]:
     """The tags and the SQL condition of a filter expression; None for each that it does not have."""
-    text = str(expression.expression)
-    if len(text) > _LONGEST_FILTER:
-        msg = f"the filter has {len(text)} characters; it may have {_LONGEST_FILTER}"
+    is_sql = expression.type == definitions.SQL
+    text, most = str(expression.expression), _LONGEST_CONDITION if is_sql else _LONGEST_TAGS
+    if len(text) > most:
+        msg = f"the filter has {len(text)} characters; it may have {most}"
         raise GatewayRefusal(msg, "ILLEGAL_FILTER_EXPRESSION")
-    if expression.type == definitions.SQL:
+    if is_sql:
         return None, text
     return (None if text.strip() in ("", "*") else text), None
