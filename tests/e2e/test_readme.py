@@ -1,4 +1,4 @@
-"""The README, word for word: its coordinator runs, its snippets send to it and read from it.
+"""The README, word for word: its coordinator runs, its program sends to it and reads from it.
 
 So do snippets of pages that the README leads to. Only the port is another one, and `python` is that of the tests. The
 demo and the test runner are commands of the README too; the first has a test of its own, the second is what runs this.
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +27,15 @@ BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
     shlex.split(line, comments=True) for kind, text in BLOCKS if kind == "bash" for line in text.strip().splitlines()
 ]
-SNIPPETS = [text for kind, text in BLOCKS if kind == "python"]
+(PROGRAM,) = (text for kind, text in BLOCKS if kind == "python")
 PAGES = ("from-rocketmq.md", "how-to/send.md", "how-to/read-topics.md")
 MORE = [
     each for page in PAGES for each in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 ]
 LEDGER = ["./spark-submit.sh", "ledger", "--conf", "conf/local.yaml", "--summary"]
 PORT = "19092"
-TOPICS = ("orders", "points", "news")
+FIND = ".venv/bin/commitlake find order-1 --conf conf/local.yaml"
+TOPICS = ("orders", "news")
 
 
 class Readme:
@@ -73,8 +74,8 @@ class Readme:
         return next((line for line in self.lines if "READY" in line), "")
 
     def python(self, *holding: str) -> str:
-        """Run the snippets that hold each a text, one after the other, in the reader's directory."""
-        snippet = "\n".join(next(text for text in [*SNIPPETS, *MORE] if each in text) for each in holding)
+        """Run the snippets of other pages that hold each a text, one after the other, in the reader's directory."""
+        snippet = "\n".join(next(text for text in MORE if each in text) for each in holding)
         done = subprocess.run(
             [sys.executable, "-c", snippet.replace(PORT, self.port)],
             cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=240, check=False,
@@ -82,16 +83,14 @@ class Readme:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def consumer(self, then: Callable[[], object]) -> str:
-        """Run the snippet of the consumer; once it waits call `then`, and when it has shown an order press Ctrl-C."""
-        snippet = next(text for text in SNIPPETS if "commitlake.consume" in text)
+    def program(self) -> str:
+        """Run the README's program, and press Ctrl-C when it has shown its order; return what it printed."""
         running = subprocess.Popen(
-            [sys.executable, "-uc", snippet], cwd=self.place, env=self.environment,
+            [sys.executable, "-uc", PROGRAM.replace(PORT, self.port)], cwd=self.place, env=self.environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert running.stdout is not None
-        seen = running.stdout.readline()
-        then()
+        seen = ""
         while "one espresso" not in seen and (line := running.stdout.readline()):
             seen += line
         running.send_signal(signal.SIGINT)
@@ -125,14 +124,14 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
 @pytest.mark.short(core_seconds=120)  # ten commands and snippets, a process each
 @pytest.mark.timeout(900)
 def test_the_readme_from_the_first_message_to_the_ledger(readme: Readme) -> None:
-    seen = readme.consumer(then=lambda: readme.python("begin_transaction"))
-    assert "there is no table at" in seen
+    seen = readme.program()
     assert "order-1 one espresso" in seen
     assert "Traceback" not in seen
+    assert "COMMITTED" in readme.command(shlex.split(FIND))
     assert "COMMIT_MESSAGE" in readme.python("class Orders")
     assert "ROLLBACK_MESSAGE" in readme.python("class Orders")  # an order that is there
     readme.python('Producer("shop"')
-    wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 1, 3])
+    wait_until_equal(lambda: [count(readme.place / "warehouse", f"topics/{name}") for name in TOPICS], [2, 3])
 
     assert "two espressos" in readme.python("commitlake.session")
     listed = readme.command([".venv/bin/commitlake", "tx", "list", "--conf", "conf/local.yaml", "--json"])
@@ -158,14 +157,13 @@ def test_every_command_and_snippet_of_the_readme_is_run() -> None:
         ["./spark-submit.sh", "run", "--conf", "conf/local.yaml", "--set", f"kafka.embedded_port={PORT}"],
     ]
     assert commands == COMMANDS
-    assert len(SNIPPETS) == 2
-    assert "`.venv/bin/commitlake find order-1 --conf conf/local.yaml`" in README
+    assert f"`{FIND}`" in README
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith('tests/run.sh"')
 
 
 @pytest.mark.short
-def test_a_producer_is_on_the_first_screen_and_takes_12_lines_and_a_consumer_5() -> None:
-    lengths = [len([line for line in text.splitlines() if line.strip()]) for text in SNIPPETS]
-    assert lengths[0] <= 12 and lengths[1] <= 5
-    assert README.splitlines().index("```python") < 6
-    assert len(README.split()) <= 900
+def test_a_producer_and_a_consumer_take_12_lines_and_the_readme_450_words() -> None:
+    lines = [line for line in PROGRAM.splitlines() if line.strip()]
+    assert len(lines) <= 12
+    assert README.splitlines().index("```python") < 35
+    assert len(README.split()) <= 450
