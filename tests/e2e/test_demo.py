@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,17 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from commitlake.tools.demo.shop import DOOMED, HUNG, STUCK
+
 ROOT = Path(__file__).parents[2]
 
 # About a minute on two idle cores; a loaded machine needs several times as long.
 pytestmark = [pytest.mark.timeout(900), pytest.mark.short]
 
 
-def start(place: Path) -> subprocess.Popen[str]:
+def start(place: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [str(ROOT / "spark-submit.sh"), "--dir", str(place)],
+        [str(ROOT / "spark-submit.sh"), "--dir", str(place), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -59,10 +62,22 @@ def query(database: Path, sql: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The place and the output of a demo that has ended."""
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file that the browser of this module's programs adds each address to."""
+    place = tmp_path_factory.mktemp("browser")
+    browser = place / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" >>{place}/opened\n')
+    browser.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BROWSER", f"{browser} %s")
+        yield place / "opened"
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory, opened: Path) -> tuple[Path, str]:
+    """The place and the output of a demo that has ended, and that has opened its report."""
     place = tmp_path_factory.mktemp("demo") / "a place"
-    process = start(place)
+    process = start(place, "--open")
     printed, _ = process.communicate()
     assert process.returncode == 0, printed
     return place, printed
@@ -92,12 +107,13 @@ def test_every_kind_of_end_happens(played: tuple[Path, str]) -> None:
     assert len(rows) == len(DeltaTable(str(place / "warehouse/half")).to_pandas())
 
 
-def test_the_coordinator_is_killed_in_the_middle_and_comes_back(played: tuple[Path, str]) -> None:
+def test_the_coordinator_is_killed_in_the_middle_and_a_standby_takes_over(played: tuple[Path, str]) -> None:
     place, printed = played
     epochs = DeltaTable(str(place / "warehouse/epochs")).to_pandas()["epoch"]
     assert sorted(epochs) == [1, 2]
-    story = ["coordinator is ready", "killed the coordinator", "coordinator is back", "all right", "all is well"]
+    story = ["is ready", "starting a standby", "killed the coordinator", "took over: ", "all is well", "all right"]
     assert sorted(story, key=printed.index) == story
+    assert re.search(r"the standby took over: the first new rows came after \d+\.\d s", printed)
 
 
 def test_one_transaction_stands_in_two_topics(played: tuple[Path, str]) -> None:
@@ -108,20 +124,33 @@ def test_one_transaction_stands_in_two_topics(played: tuple[Path, str]) -> None:
 
 def test_the_orders_of_the_killed_shop_are_answered_by_the_others(played: tuple[Path, str]) -> None:
     place, printed = played
-    assert "killed shop-3" in printed
+    assert f"killed {DOOMED}" in printed
     rows = (
         DeltaTable(str(place / "warehouse/half"))
         .to_pandas()
         .merge(DeltaTable(str(place / "warehouse/transactions")).to_pandas(), on=["message_id", "topic"])
     )
-    stuck = rows[rows["keys"].between("shop-3-35", "shop-3-40")]
-    assert len(stuck) == 6
+    stuck = rows[rows["keys"].isin(HUNG)]
+    assert len(stuck) == STUCK
     assert set(stuck["reason"]) == {"CHECK"}
     assert set(stuck["state"]) == {"COMMITTED", "ROLLED_BACK"}
     answered = {line.split(" answers for ")[1] for line in printed.splitlines() if " answers for " in line}
     answers = {"COMMITTED": "COMMIT", "ROLLED_BACK": "ROLLBACK"}
     ended = zip(stuck["keys"], stuck["state"], strict=True)
     assert {f"{order}: {answers[state]}" for order, state in ended} == answered
+
+
+def test_the_picture_of_an_order_has_the_times_of_the_tables(played: tuple[Path, str]) -> None:
+    place, printed = played
+    head, *lines = printed[printed.index("what happened to ") :].split("\n\n")[0].splitlines()
+    order = head.split()[3].rstrip(",")
+    assert order in HUNG
+    steps = {said: float(at) for said, at in re.findall(r"^  (.+?) +(\d+\.\d) s  -*o$", "\n".join(lines), re.MULTILINE)}
+    ends = ["half message", f"{DOOMED} killed", "check 1", "answer COMMIT", "visible"]
+    assert [said for said in steps if said in ends] == ends
+    assert list(steps.values()) == sorted(steps.values())
+    seen = DeltaTable(str(place / "warehouse/topics/orders")).to_pandas().set_index("keys").loc[order]
+    assert steps["visible"] == pytest.approx((seen["visible_at"] - seen["stored_at"]).total_seconds(), abs=0.06)
 
 
 def test_a_batch_and_a_delayed_message_arrive(played: tuple[Path, str]) -> None:
@@ -142,20 +171,22 @@ def test_the_report_is_readable_and_without_stack_traces(played: tuple[Path, str
 
 def test_the_command_that_shows_the_rows_works(played: tuple[Path, str]) -> None:
     place, printed = played
-    line = printed.split("pip install deltalake pandas):\n")[1].splitlines()[0]
-    command = [sys.executable, *shlex.split(line)[1:]]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    line = printed.split("for example:\n")[1].splitlines()[0]
+    shown = subprocess.run(shlex.split(line), capture_output=True, text=True, check=False)
     rows = len(DeltaTable(str(place / "warehouse/topics/orders")).to_pandas())
     assert f"[{rows} rows x " in shown.stdout, shown.stderr
 
 
-def test_the_three_commands_at_the_end_work(played: tuple[Path, str]) -> None:
-    _, printed = played
-    commands = printed.split("try next:\n")[1].split("\n\n")[0].splitlines()
-    said = [subprocess.run(shlex.split(line), capture_output=True, text=True, check=True).stdout for line in commands]
-    assert "CHECK_MAX" in said[0]
-    assert "check 4" in said[1]
-    assert "ROLLED_BACK" in said[2]
+def test_the_three_commands_at_the_end_work(played: tuple[Path, str], opened: Path) -> None:
+    place, printed = played
+    commands = printed.split("try next:\n")[1].splitlines()
+    said = [subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout for line in commands]
+    assert len(said) == 3
+    assert "COMMITTED" in said[0]
+    assert "CHECK_MAX" in said[1]
+    report = place / "report.html"
+    assert opened.read_text().split() == [report.as_uri()] * 2  # by --open, and by the third command
+    assert "commitlake" in report.read_text().lower()
 
 
 def test_nothing_is_left_running(played: tuple[Path, str]) -> None:
@@ -168,7 +199,7 @@ def test_ctrl_c_in_the_middle_of_a_second_run_stops_everything(played: tuple[Pat
     process = start(place)
     assert process.stdout is not None
     for line in process.stdout:
-        if "killed shop-3" in line:
+        if f"killed {DOOMED}" in line:
             break
     assert len(running(place)) >= 4
     os.killpg(process.pid, signal.SIGINT)

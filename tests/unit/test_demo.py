@@ -20,6 +20,7 @@ from commitlake.tools.cli.demo_directory import fresh
 from commitlake.tools.demo import shop
 from commitlake.tools.demo.comparison import Comparison
 from commitlake.tools.demo.orders import PATIENCE_MS, REVIEW_FROM, Order, OrderListener, OrderState, OrderTable
+from commitlake.tools.demo.picture import drawn
 from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.shop import Mishap
 
@@ -128,6 +129,10 @@ def test_the_plans_hold_every_mishap() -> None:
     assert mishaps[Mishap.STUCK_BEFORE] == mishaps[Mishap.STUCK_AFTER] == shop.STUCK // 2
     assert sum(plan.order.amount >= REVIEW_FROM for plan in plans) == 1
     assert sum(plan.is_shipped for plan in plans) == 1
+    assert sum(plan.is_in_rush for plan in plans) == 2 * shop.RUSH
+    assert [plan.order.id for plan in plans if plan.mishap in (Mishap.STUCK_BEFORE, Mishap.STUCK_AFTER)] == shop.HUNG[
+        ::-1
+    ]
     silent = {shop.BALANCES[plan.order.customer] > 0 for plan in plans if plan.mishap is Mishap.SILENT}
     assert silent == {True, False}  # with and without a committed local transaction
 
@@ -148,6 +153,14 @@ def test_what_is_missing_on_either_side_is_named() -> None:
     assert compare("abcdefgh", "z") == [
         "orders: 8 in the table but not in the points: a, b, c, d, e, ...",
         "orders: 1 in the points but not in the table: z",
+    ]
+
+
+def test_the_picture_has_a_line_for_each_step_in_order_with_a_point_at_its_time() -> None:
+    assert drawn([(11_000, "visible"), (1_000, "half message"), (6_000, "shop-3 killed")]) == [
+        "  half message    0.0 s  o",
+        f"  shop-3 killed   5.0 s  {'-' * 22}o",
+        f"  visible        10.0 s  {'-' * 43}o",
     ]
 
 

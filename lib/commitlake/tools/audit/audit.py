@@ -89,6 +89,12 @@ class AuditReport:
         """Whether nothing was found."""
         return not self.findings and all(counts.holds for counts in self.topics)
 
+    @property
+    def verdict(self) -> str:
+        """One line that says whether all is well."""
+        count = sum(finding.count for finding in self.findings)
+        return f"{'all is well' if self.is_well else f'{count} findings'} up to batch {self.last_batch}"
+
 
 def audit(spark: SparkSession, warehouse: str, tries: int = 3) -> AuditReport:
     """Compare the rows of all tables, message by message.

@@ -132,8 +132,7 @@ def audit(settings: Config) -> int:
     output.show([field.name for field in fields(TopicCounts)], map(astuple, report.topics))
     for finding in report.findings:
         print(printable(str(finding)))
-    count = sum(finding.count for finding in report.findings)
-    print(f"{'all is well' if report.is_well else f'{count} findings'} up to batch {report.last_batch}")
+    print(report.verdict)
     return int(not report.is_well)
 
 

@@ -44,8 +44,8 @@ def fresh(place: Path) -> Iterator[dict[str, object]]:
         yield {"warehouse": str(place / "warehouse"), "checkpoints": str(place / "checkpoints")}
 
 
-def play(place: Path, master: str) -> int:
-    """Play the demo; 1 when something differs at its end.
+def play(place: Path, master: str, *, is_opened: bool) -> int:
+    """Play the demo; 1 when something differs at its end. With `is_opened` a browser opens its report then.
 
     Raises:
         CommitLakeError: something does not start or fails on the way.
@@ -59,5 +59,6 @@ def play(place: Path, master: str) -> int:
         quick = {name: session.submit_settings(master, short_lived=True)[name]}
         words = given.arguments(quick, given.from_environment(), runtime.spark_home())
         os.environ[given.VARIABLE] = shlex.join(words)
-        coordinator, audit = (*_ENDS_WITH_THIS_PROCESS, *_COMMITLAKE, "run"), (*_COMMITLAKE, "audit")
-        return story.run(place, directories, EmbeddedBroker(), coordinator, audit, process.terminal_columns())
+        coordinator, report = (*_ENDS_WITH_THIS_PROCESS, *_COMMITLAKE, "run"), (*_COMMITLAKE, "report", "--since=1h")
+        columns = process.terminal_columns()
+        return story.run(place, directories, EmbeddedBroker(), coordinator, report, columns, is_opened=is_opened)

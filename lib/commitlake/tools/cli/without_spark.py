@@ -28,16 +28,17 @@ def demo(
     place: Annotated[
         Path, typer.Option("--dir", metavar="DIRECTORY", help="Where its tables go; an earlier demo's are removed.")
     ] = Path("demo"),
+    is_opened: Annotated[bool, typer.Option("--open", help="Open its report in a browser at the end.")] = False,
     master: Master = LOCAL,
 ) -> None:
     """Run the demo, which ends by itself in two to four minutes.
 
-    It starts a broker, a coordinator, which it kills once, and an order service, which crashes. Exit code 0 only if all
-    tables agree at the end.
+    It starts a broker, a coordinator that it kills, a standby that takes over, and an order service that crashes. Exit
+    code 0 only if all tables agree at the end.
     """
     from commitlake.tools.cli import demo_directory
 
-    raise typer.Exit(demo_directory.play(place.absolute(), master))
+    raise typer.Exit(demo_directory.play(place.absolute(), master, is_opened=is_opened))
 
 
 def rejected(

@@ -1,4 +1,4 @@
-"""The processes of the demo: its coordinator, and the instances of the order service. None outlives the demo."""
+"""The processes of the demo: coordinators, the audit, instances of the order service. None outlives the demo."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from commitlake import CommitLakeError
-from commitlake.tools.demo import shop
+from commitlake.tools.demo import auditor, shop
 
 _STOP_S = 60
 _END_TIMEOUT_S = 20
@@ -26,15 +27,27 @@ class DemoError(CommitLakeError):
     """Raised when the demo itself goes wrong."""
 
 
+def _kill_group(process: subprocess.Popen[Any]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 class CoordinatorProcess:
-    """The coordinator: runs a command that prints READY once it works, and ends when its standard input does."""
+    """A coordinator: a command that prints READY once it works, and ends when its standard input does."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._command, self._log = list(command), log
-        self._log.write_bytes(b"")
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that `kill` reaches its JVM too, and Ctrl-C is for the demo
+            )
 
     def __enter__(self) -> Self:
-        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -43,36 +56,49 @@ class CoordinatorProcess:
             self._process.wait(_STOP_S)
         self.kill()
 
-    def start(self) -> None:
-        """Start it; its output follows that of the one before."""
-        self._begin = self._log.stat().st_size
-        with self._log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that `kill` reaches its JVM too, and Ctrl-C is for the demo
-            )
-
     def kill(self) -> None:
         """End Python and its JVM with SIGKILL, like a crash, even where they have outlived the command."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        _kill_group(self._process)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has printed READY since its last start.
+    def has_said(self, *texts: str) -> bool:
+        """Whether it has printed one of these.
 
         Raises:
             DemoError: it has ended by itself.
         """
-        said = self._log.read_bytes()[self._begin :].decode(errors="replace")
+        said = self._log.read_text(errors="replace")
         if self._process.poll() is not None:
-            msg = f"the coordinator ended with exit code {self._process.returncode}; start the demo again:\n"
+            msg = f"a coordinator ended with exit code {self._process.returncode}; start the demo again:\n"
             raise DemoError(msg + said[-_SHOWN:])
-        return "READY" in said
+        return any(text in said for text in texts)
+
+
+class AuditorProcess:
+    """The audit, with a Java of its own that starts at once; it ends when its standard input does."""
+
+    def __init__(self, warehouse: Path, log: Path) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", auditor.__name__, str(warehouse)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the demo
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _kill_group(self._process)
+
+    def audit(self) -> tuple[bool, str]:
+        """Return whether all is well, and what it says: its verdict, and before that what it found."""
+        said, _ = self._process.communicate("audit\n")
+        is_well = self._process.returncode == 0
+        return is_well, said.strip() if is_well else f"{said}\n{self._log.read_text(errors='replace')[-_SHOWN:]}"
 
 
 class Instance:
@@ -82,13 +108,14 @@ class Instance:
         self.name = name
         self.reported: Counter[str] = Counter()
         self._tell = tell
-        self.is_killed = False
+        self.killed_at_ms = 0
         given = {"name": name, "table": str(table), "kafka": dict(kafka)}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", shop.__name__, json.dumps(given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            bufsize=1,
             start_new_session=True,  # Ctrl-C is for the demo, which ends its shops itself
         )
         threading.Thread(target=self._listen, daemon=True).start()
@@ -111,12 +138,24 @@ class Instance:
             raise DemoError(msg)
         return self.is_killed or self.reported["done"] > 0
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether it was killed, like by a crash."""
+        return self.killed_at_ms > 0
+
+    def rush(self) -> None:
+        """Let its last orders come."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it was killed
+            self._process.stdin.write("rush\n")
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what `rush` wrote to one that was killed
+            self._process.stdin.close()
         try:
             self._process.wait(0 if kind else _END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -135,7 +174,7 @@ class Instance:
 
     def _kill(self) -> None:
         """End it with SIGKILL, like a crash."""
-        self.is_killed = True
+        self.killed_at_ms = round(time.time() * 1_000)
         self._process.kill()
         self._tell(f"killed {self.name} with {shop.STUCK} open transactions")
 

@@ -1,4 +1,4 @@
-"""Sets the demo up, and reports at its end: the coordinator, three shops of which one is killed, and two services.
+"""Sets the demo up, and reports at its end: a coordinator and its standby, three shops, and two services.
 
 The demo uses the exports and commands of `commitlake`, Kafka's client and SQLite, as an application would.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import webbrowser
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -21,7 +22,8 @@ from commitlake.tools.demo import scenario, shop
 from commitlake.tools.demo.comparison import OrderTables
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.orders import TOPIC, OrderTable
-from commitlake.tools.demo.processes import CoordinatorProcess, instances
+from commitlake.tools.demo.picture import of_a_checked_order
+from commitlake.tools.demo.processes import AuditorProcess, CoordinatorProcess, instances
 from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.scenario import Scenario
 
@@ -40,8 +42,10 @@ def run(
     directories: Mapping[str, object],
     broker: Any,
     coordinator: Sequence[str],
-    audit: Sequence[str],
+    report: Sequence[str],
     columns: int,
+    *,
+    is_opened: bool,
 ) -> int:
     """Play the story and print the report; returns 0 when all agree at its end, else 1.
 
@@ -50,8 +54,9 @@ def run(
         directories: keys of the configuration, where the tables are.
         broker: starts Kafka as it is entered, at `bootstrap_servers`.
         coordinator: the command `commitlake run`, which ends when its standard input does.
-        audit: the command `commitlake audit`.
+        report: the command `commitlake report`.
         columns: width of the terminal; 0 when there is none.
+        is_opened: whether a browser opens the report.
 
     Raises:
         CommitLakeError: something does not start or fails on the way.
@@ -60,47 +65,71 @@ def run(
     print(scenario.STORY, flush=True)
     progress.write("starting a Kafka broker and the coordinator (longer the first time) ...")
     conf = place / "demo.yaml"
-    with broker:
+    with broker, ExitStack() as started:
         kafka = {"bootstrap_servers": broker.bootstrap_servers, **KAFKA}
         conf.write_text(yaml.safe_dump({**SETTINGS, **directories, "kafka": kafka}, sort_keys=False))
         tables = OrderTables(Path(str(directories["warehouse"])), broker.bootstrap_servers)
-        differences = _play(place, conf, kafka, tables, [*coordinator, "--conf", str(conf)], progress)
-    return max(_audit([*audit, "--conf", str(conf)], progress), int(bool(differences)))
+        story = _started(place, kafka, tables, [*coordinator, "--conf", str(conf)], progress, started.enter_context)
+        differences = story.play({**kafka, **shop.PATIENT})
+        seconds, page = progress.seconds, place / "report.html"
+        written = subprocess.Popen([*report, f"--conf={conf}", f"--out={page}"], stdout=subprocess.DEVNULL)
+        is_well = _audit(story)
+        written.wait()
+        _report(story, differences, seconds, page)
+    if is_opened and not webbrowser.open(page.as_uri()):
+        print(f"\nthere is no browser; open {page.as_uri()} in one")
+    return int(bool(differences) or not is_well)
 
 
-def _play(
-    place: Path, conf: Path, kafka: Mapping[str, Any], tables: OrderTables, command: list[str], progress: DemoProgress
-) -> list[str]:
+def _started(
+    place: Path,
+    kafka: Mapping[str, Any],
+    tables: OrderTables,
+    command: list[str],
+    progress: DemoProgress,
+    enter: Callable[[Any], Any],
+) -> Scenario:
+    """Start all that the story begins with; `enter` sees to it that it ends."""
+    conf = place / "demo.yaml"
     table = OrderTable(str(place / "orders.db"))
     table.create(shop.BALANCES)
-    producer = {**kafka, **shop.PATIENT}
-    with ExitStack() as started:
-        enter = started.enter_context
-        coordinator = enter(CoordinatorProcess(command, place / "coordinator.log"))
-        points = enter(Service(conf, tables.root, "points", place))
-        logistics = enter(Service(conf, tables.root, "logistics", place, fails_first=7))
-        shops = enter(instances(place / "orders.db", producer, progress.write))
-        story = Scenario(coordinator, tables, table, shops, points, logistics, progress)
-        differences = story.play(producer)
-        _report(story, differences, progress.seconds)
-    return differences
+    return Scenario(
+        enter(CoordinatorProcess(command, place / "coordinator.log")),
+        lambda: enter(CoordinatorProcess([*command, "--standby"], place / "standby.log")),
+        lambda: enter(AuditorProcess(tables.root, place / "audit.log")),
+        tables,
+        table,
+        points=enter(Service(conf, tables.root, "points", place)),
+        logistics=enter(Service(conf, tables.root, "logistics", place, fails_first=7)),
+        shops=enter(instances(place / "orders.db", {**kafka, **shop.PATIENT}, progress.write)),
+        progress=progress,
+    )
 
 
-def _audit(command: list[str], progress: DemoProgress) -> int:
-    """Run `commitlake audit`, and print its verdict, or its whole output when it finds something."""
-    print(flush=True)
-    progress.write("the audit compares the tables message by message ...")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stdout.strip()
-    progress.write(said.rpartition("\n")[2] if done.returncode == 0 else f"{said}\n{done.stderr.strip()}")
-    return int(done.returncode != 0)
+def _audit(story: Scenario) -> bool:
+    """Print the audit's verdict, and what it found; return whether all is well."""
+    if story.auditor is None:  # the story did not come so far
+        return False
+    story.progress.write("the audit compares the tables message by message ...")
+    is_well, said = story.auditor.audit()
+    story.progress.write(said)
+    return is_well
 
 
-def _report(story: Scenario, differences: list[str], seconds: float) -> None:
-    """Print the counts, what a consumer sees, where the tables are, and whether all sides agree."""
-    tables = story.tables
-    where = _how_to_look(tables.root, TOPIC)
-    blocks = (_summary(story, seconds), _rows(tables, TOPIC), where, _next_steps(tables), _verdict(differences))
+def _report(story: Scenario, differences: list[str], seconds: float, page: Path) -> None:
+    """Print the counts, and what still differs or else the orders and one's life, and what to try next."""
+    tables, blocks = story.tables, [_summary(story, seconds)]
+    if differences:
+        blocks.append(["NOT all right:", *(f"  {line}" for line in differences)])
+    else:
+        order, picture = of_a_checked_order(tables, story.killed())
+        blocks += [
+            _rows(tables, TOPIC),
+            _how_to_look(tables.root, TOPIC),
+            [f"what happened to {order}, in seconds since its send:", *picture],
+            ["all right: nothing is pending; order table, topic table, points and shipments hold the same orders"],
+            _next_steps(tables.root, order, page),
+        ]
     print("\n" + "\n\n".join("\n".join(block) for block in blocks), flush=True)
 
 
@@ -148,23 +177,19 @@ def _how_to_look(warehouse: Path, topic: str) -> list[str]:
     imports = "import pandas; from urllib.parse import unquote; from deltalake import DeltaTable"
     look = f"{imports}; print(pandas.read_parquet([*map(unquote, {table}.file_uris())], partitioning=None))"
     return [
-        f"the tables are in {warehouse}; look with any Delta reader, for example (pip install deltalake pandas):",
-        f"  python -c {quote(look)}",
+        f"the tables are in {warehouse}; look with any Delta reader, for example:",
+        f"  {quote(sys.executable)} -c {quote(look)}",
     ]
 
 
-def _next_steps(tables: OrderTables) -> list[str]:
-    """Return three commands to try on the demo's tables."""
-    beside = Path(sys.executable).with_name("commitlake")
-    program = quote(str(beside)) if beside.exists() else f"{quote(sys.executable)} -m commitlake.tools.cli"
-    ((lost,),) = tables.query("SELECT any_value(transaction_id) FROM {0} WHERE state = 'DISCARDED'", "transactions")
-    words = ("tx list --state DISCARDED", f"tx show {lost}", "stats")
-    where = quote(f"warehouse={tables.root}")
-    return ["try next:", *(f"  {program} {each} --set {where}" for each in words)]
-
-
-def _verdict(differences: list[str]) -> list[str]:
-    """Return whether all sides agree, and what differs if not."""
-    if differences:
-        return ["NOT all right:", *(f"  {line}" for line in differences)]
-    return ["all right: nothing is pending; order table, topic table, points and shipments hold the same orders"]
+def _next_steps(warehouse: Path, order: str, page: Path) -> list[str]:
+    """Return three commands to try: what became of an order, what was discarded, and the report."""
+    python, beside = quote(sys.executable), Path(sys.executable).with_name("commitlake")
+    program = quote(str(beside)) if beside.exists() else f"{python} -m commitlake.tools.cli"
+    where = quote(f"warehouse={warehouse}")
+    return [
+        "try next:",
+        f"  {program} find {order} --set {where}",
+        f"  {program} tx list --state DISCARDED --set {where}",
+        f"  {python} -m webbrowser {quote(page.as_uri())}",
+    ]

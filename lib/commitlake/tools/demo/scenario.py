@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,21 +13,24 @@ from commitlake.tools.demo import orders
 from commitlake.tools.demo.comparison import Comparison, OrderTables
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.orders import OrderTable
-from commitlake.tools.demo.processes import CoordinatorProcess, Instance
+from commitlake.tools.demo.processes import AuditorProcess, CoordinatorProcess, Instance
 from commitlake.tools.demo.progress import DemoProgress
-from commitlake.tools.demo.shop import DOOMED, ORDERS, SHOPS
+from commitlake.tools.demo.shop import DOOMED, SHOPS, TOTAL
 
 STORY = f"""\
-{len(SHOPS)} shops, one producer group, place {ORDERS} orders each: a half message, then a local
-transaction in SQLite. Some orders are declined, some get no answer, one is sent to two
-topics, one waits for a review for ever. The coordinator is killed in the middle and started
-again. Then {DOOMED} is killed, and the others answer for it. Two services read the topic of
-the orders: one books points for what was paid, one ships it, and tries again when its
-carrier does not answer.
+{len(SHOPS)} shops, one producer group, place {TOTAL} orders: a half message, then a local transaction
+in SQLite. Some orders are declined, some get no answer, one is sent to two topics, one waits
+for a review for ever. {DOOMED} is killed, and the others answer for it. The coordinator is
+killed, and a standby takes over. Two services read the topic of the orders: one books points
+for what was paid, one ships it, and tries again when its carrier does not answer.
 """
 _PRICES, _REMINDERS = "prices", "reminders"
 _DELAY_S = 10
 _LOOK_EVERY_S = 1.0
+_UP, _WARM = "standing by", "standing by, warm"
+"""What a standby prints when it could take over, and when it has rehearsed it."""
+_REHEARSES_S = 10.0
+"""A standby rehearses so long at most: a whole rehearsal takes a minute of two cores, and the story as much longer."""
 _PATIENCE_S = 600
 """The story takes a minute on two quick cores, and four and more on slow ones that do other things too."""
 
@@ -37,10 +40,16 @@ class Scenario:
     """The processes and tables of the demo, and the story.
 
     Attributes:
+        stand_by: starts a standby.
+        prepare_audit: starts the audit's Java.
+        auditor: the audit, once its Java starts.
+        killed_at_ms: when the coordinator was killed, ms since epoch; 0 before.
         counts: of the tables, as last read, see `OrderTables.counts`.
     """
 
     coordinator: CoordinatorProcess
+    stand_by: Callable[[], CoordinatorProcess]
+    prepare_audit: Callable[[], AuditorProcess]
     tables: OrderTables
     table: OrderTable
     shops: Sequence[Instance]
@@ -48,11 +57,12 @@ class Scenario:
     logistics: Service
     progress: DemoProgress
     counts: Counter[str] = field(default_factory=Counter)
+    auditor: AuditorProcess | None = None
+    killed_at_ms: int = 0
 
     def __post_init__(self) -> None:
         self._others: dict[str, Counter[str]] = {}
-        self._starts = 1
-        self._was_ready = False
+        self._takeover = self._steps_of_takeover()
 
     def play(self, kafka: Mapping[str, Any]) -> list[str]:
         """Run until all is decided and all sides agree, or patience ends; return what still differs then."""
@@ -67,6 +77,11 @@ class Scenario:
         finally:
             self.progress.end()
 
+    def killed(self) -> list[tuple[int, str]]:
+        """Who was killed, and when, ms since epoch."""
+        shops = [(each.killed_at_ms, f"{each.name} killed") for each in self.shops if each.is_killed]
+        return [*shops, (self.killed_at_ms, "coordinator killed")]
+
     def _show(self) -> None:
         counts, placed = self.counts, sum(each.placed for each in self.shops)
         self.progress.show(
@@ -76,33 +91,43 @@ class Scenario:
         )
 
     def _look(self) -> list[str]:
-        """Read the tables, and kill or await the coordinator; return what still keeps the story from its end."""
-        counts, before = self.tables.counts(), self.counts
-        self.counts = counts
-        if counts["COMMITTED"] and not before["COMMITTED"]:
-            self.progress.write(f"the first {counts['COMMITTED']} orders are committed")
-        if not self._is_back():
-            return ["the coordinator is not ready"]
-        if not all([each.is_done for each in self.shops]):  # each raises, if it has died
+        """Read the tables, and go on with the takeover; return what still keeps the story from its end."""
+        self.counts = self.tables.counts()
+        self.coordinator.has_said()  # raises, if it has ended; so do the shops
+        are_done = all([each.is_done for each in self.shops])
+        if waits := next(self._takeover, None):
+            return [waits]
+        if not are_done:
             return ["the shops are still placing orders"]
         if self.counts["PENDING"]:
             return [f"transactions: {self.counts['PENDING']} half messages are pending"]
         return [line for comparison in self._comparisons() for line in comparison.differences()]
 
-    def _is_back(self) -> bool:
-        """Kill the coordinator after its first commits, and start it again; return whether it is ready again."""
-        is_ready = self.coordinator.is_ready
-        if is_ready and not self._was_ready:
-            self.progress.write("the coordinator is ready" if self._starts == 1 else "the coordinator is back")
-        self._was_ready = is_ready
-        if is_ready and self._starts == 1 and self.counts["COMMITTED"]:
-            self.coordinator.kill()
-            self.progress.write(
-                "killed the coordinator; the shops go on, and its next start completes what it had begun"
-            )
-            self.coordinator.start()
-            self._starts, self._was_ready = 2, False
-        return self._was_ready and self._starts == 2
+    def _steps_of_takeover(self) -> Iterator[str]:
+        """Start a standby, kill the coordinator, and await the standby's first row; at each look, what it waits for."""
+        tell = self.progress.write
+        while not self.coordinator.has_said("READY"):
+            yield "the coordinator is not ready"
+        tell("the coordinator is ready")
+        while not self.counts["COMMITTED"]:
+            yield "no order is committed"
+        tell(f"the first {self.counts['COMMITTED']} orders are committed; starting a standby")
+        standby = self.stand_by()
+        while not standby.has_said(_UP):
+            yield "the standby is not up"
+        until = time.monotonic() + _REHEARSES_S
+        while not standby.has_said(_WARM) and time.monotonic() < until:
+            yield "the standby rehearses"
+        self.coordinator.kill()
+        self.coordinator, self.killed_at_ms = standby, round(time.time() * 1_000)
+        self.auditor = self.prepare_audit()
+        for each in self.shops:
+            each.rush()
+        shown = self.tables.counts()["COMMITTED"]
+        tell("killed the coordinator; orders go on, and the standby completes what it had begun")
+        while self.counts["COMMITTED"] <= shown:
+            yield "the standby has not taken over"
+        tell(f"the standby took over: the first new rows came after {time.time() - self.killed_at_ms / 1_000:.1f} s")
 
     def _comparisons(self) -> list[Comparison]:
         table = f"the topic table {orders.TOPIC}"
