@@ -34,6 +34,37 @@ check_java() {
     fail "no Java found (${JAVA_HOME:+JAVA_HOME=$JAVA_HOME, }PATH); install Java 17, for example openjdk-17-jre-headless"
 }
 
+# What the set-up fetches and makes is in one of these.
+megabytes() {
+  du -scm "$venv" "$HOME/.ivy2.5.2" "${XDG_CACHE_HOME:-$HOME/.cache}/commitlake" 2>/dev/null | tail -n 1 | cut -f 1
+}
+
+# Runs a command. Until it ends, a line every five seconds says how long that takes and how much has come.
+watched() { # COMMAND...
+  local begin ticker code=0
+  begin=$(megabytes) SECONDS=0
+  while sleep 5 && kill -0 $$ 2>/dev/null; do
+    echo "  $SECONDS s: $(($(megabytes) - begin)) MB have come" >&2
+  done &
+  ticker=$!
+  "$@" || code=$?
+  kill "$ticker"
+  return "$code"
+}
+
+# Temporary files of pip lie in the environment, so that its size tells what has come.
+install() { # EXTRAS
+  mkdir -p "$venv/fetched"
+  TMPDIR=$venv/fetched "$venv/bin/python" -P -m pip install --progress-bar off --disable-pip-version-check \
+    --constraint "$here/constraints.txt" --editable "$here[$1]" |
+    { grep --line-buffered -oE "^ *(Downloading .* MB.*|Building wheel for .*|Installing collected packages)" || true; } >&2
+}
+
+warm_up() {
+  COMMITLAKE_LOG=WARNING PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} \
+    "$venv/bin/python" -P -m commitlake.tools.cli.warm_up >&2
+}
+
 # The environment is set up again when its requirements have changed.
 set_up() {
   local extras=$1 stamp wanted python
@@ -43,12 +74,10 @@ set_up() {
   python=$(find_python)
   echo "setting up the Python environment in $venv (once, some minutes) ..." >&2
   [[ -x $venv/bin/python ]] || "$python" -P -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
-  "$venv/bin/python" -P -m pip install --progress-bar off --disable-pip-version-check \
-    --constraint "$here/constraints.txt" --editable "$here[$extras]" |
-    { grep --line-buffered -E "^ *Downloading .* MB" || true; } >&2 || fail "pip could not install the requirements, see above"
+  watched install "$extras" || fail "pip could not install the requirements, see above"
+  rm -rf "$venv/fetched"
   echo "fetching Spark's jars, and starting Spark once, so that later starts are quick (a minute or two) ..." >&2
-  COMMITLAKE_LOG=WARNING PYTHONPATH=$here/lib${PYTHONPATH:+:$PYTHONPATH} \
-    "$venv/bin/python" -P -m commitlake.tools.cli.warm_up >&2 || true # starts are slower without
+  watched warm_up || true # starts are slower without
   echo "$wanted" | tee "$stamp" >"$venv/.commitlake-all" # `dev` holds all of `all`
 }
 
