@@ -21,7 +21,11 @@ from commitlake.clients.producer import (
 )
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.kafka.embedded import provide
-from commitlake.spark import class_archive, process, runtime, session, submit
+from commitlake.spark import class_archive, given, process, runtime, session, submit
+
+# The thread that looks after state stores runs on after Spark has stopped, while Java writes the archive. It begins a
+# minute after the first store, so on slow machines it would find no Spark, and print a stack.
+_NO_CARE_OF_STATE = "--conf spark.sql.streaming.stateStore.maintenanceInterval=1h"
 
 
 def main() -> None:
@@ -31,6 +35,7 @@ def main() -> None:
         return
     part = archive.with_suffix(f".{os.getpid()}")
     os.environ[class_archive.MAKE] = str(part)
+    os.environ[given.VARIABLE] = f"{_NO_CARE_OF_STATE} {os.environ.get(given.VARIABLE, '')}"
     code = submit.launch(Path(__file__), [], name="commitlake-warm-up", master="local[*]")
     if code == 0 and part.exists():
         part.replace(archive)
