@@ -41,10 +41,11 @@ megabytes() {
 
 # Runs a command. Until it ends, a line every five seconds says how long that takes and how much has come.
 watched() { # COMMAND...
-  local begin ticker code=0
+  local begin came ticker code=0
   begin=$(megabytes) SECONDS=0
   while sleep 5 && kill -0 $$ 2>/dev/null; do
-    echo "  $SECONDS s: $(($(megabytes) - begin)) MB have come" >&2
+    came=$(($(megabytes) - begin))
+    echo "  $SECONDS s$([[ $came -gt 0 ]] && echo ", $came MB")" >&2
   done &
   ticker=$!
   "$@" || code=$?
