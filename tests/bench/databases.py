@@ -38,7 +38,7 @@ def main() -> None:
     databases: dict[str, Callable[[], AbstractContextManager[Ways]]] = {
         "SQLite": in_sqlite, "PostgreSQL": in_postgresql, "MariaDB": in_mariadb, "asyncpg": by_asyncpg,
     }  # fmt: skip
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     for name, opened in databases.items():
         with opened() as ways:
             took: dict[str, list[float]] = {way: [] for way in ways}
