@@ -127,7 +127,7 @@ def test_the_documents_test_of_a_listener_passes_and_finds_one_that_forgets() ->
     text = page.split("```python\n")[1].split("```")[0]
     asked, answer = (
         "self.database.get(message.keys)",
-        "UNKNOW  # the local transaction may still run\n        return COMMIT if",
+        "UNKNOWN  # the local transaction may still run\n        return COMMIT if",
     )
     assert asked in text and answer in text
     forgets = text.replace(asked, "self.__dict__.get('done')")
