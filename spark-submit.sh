@@ -43,22 +43,25 @@ megabytes() {
 watched() { # COMMAND...
   local begin came ticker code=0
   begin=$(megabytes) SECONDS=0
-  while sleep 5 && kill -0 $$ 2>/dev/null; do
+  while sleep 5 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
     came=$(($(megabytes) - begin))
     echo "  $SECONDS s$([[ $came -gt 0 ]] && echo ", $came MB")" >&2
   done &
   ticker=$!
   "$@" || code=$?
-  kill "$ticker"
+  { kill "$ticker" && wait "$ticker"; } 2>/dev/null || true
   return "$code"
 }
 
 # Temporary files of pip lie in the environment, so that its size tells what has come.
 install() { # EXTRAS
-  mkdir -p "$venv/fetched"
-  TMPDIR=$venv/fetched "$venv/bin/python" -P -m pip install --progress-bar off --disable-pip-version-check \
+  local code=0 fetched=$venv/fetched.$$
+  mkdir -p "$fetched"
+  TMPDIR=$fetched "$venv/bin/python" -P -m pip install --progress-bar off --disable-pip-version-check \
     --constraint "$here/constraints.txt" --editable "$here[$1]" |
-    { grep --line-buffered -oE "^ *(Downloading .* MB.*|Building wheel for .*|Installing collected packages)" || true; } >&2
+    { grep --line-buffered -oE "^ *(Downloading .* MB.*|Building wheel for .*|Installing collected packages)" || true; } >&2 || code=$?
+  rm -rf "$fetched"
+  return "$code"
 }
 
 warm_up() {
@@ -76,7 +79,6 @@ set_up() {
   echo "setting up the Python environment in $venv (once, some minutes) ..." >&2
   [[ -x $venv/bin/python ]] || "$python" -P -m venv "$venv" || fail "$python cannot make a virtual environment; install its venv module"
   watched install "$extras" || fail "pip could not install the requirements, see above"
-  rm -rf "$venv/fetched"
   echo "fetching Spark's jars, and starting Spark once, so that later starts are quick (a minute or two) ..." >&2
   watched warm_up || true # starts are slower without
   echo "$wanted" | tee "$stamp" >"$venv/.commitlake-all" # `dev` holds all of `all`

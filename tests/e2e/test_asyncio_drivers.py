@@ -260,6 +260,12 @@ def test_a_listener_refuses_an_engine_of_asyncio(server: postgres.Server) -> Non
         DatabaseListener(engine)
 
 
+def test_a_listener_refuses_a_pool_whose_connections_belong_to_another_loop(server: postgres.Server) -> None:
+    pool = asyncpg.create_pool(server.url())
+    with pytest.raises(ArgumentError, match="a listener takes an ordinary engine"):
+        DatabaseListener(pool.acquire)
+
+
 def test_the_snippet_of_the_how_to_places_an_order(server: postgres.Server) -> None:
     shop = Shop(server, "asyncpg")
     names: dict[str, Any] = {}

@@ -93,6 +93,13 @@ def test_a_table_may_be_named_as_in_its_catalog(
             commitlake.delta_transaction(spark, settings, "nightly") as tx,
         ):
             tx.append(spark.range(3), "spark_catalog.named.nosuch")
+        spark.range(1).write.format("parquet").saveAsTable("named.plain")
+        with (
+            pytest.raises(ConfigError, match=r"no Delta table spark_catalog.named.plain"),
+            commitlake.delta_transaction(spark, settings, "nightly") as tx,
+        ):
+            tx.append(spark.range(3), "spark_catalog.named.plain")
+        assert not (tmp_path / "named/plain/_delta_log").exists(), "a table of Parquet is left alone"
     finally:
         spark.sql("DROP DATABASE named CASCADE")
 

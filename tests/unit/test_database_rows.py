@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -470,6 +471,16 @@ def test_a_transaction_without_database_is_refused_where_nobody_could_answer_its
     with plain.producer.begin_transaction() as transaction:
         transaction.send(Message("orders", "18"))
     assert plain.shown() == [b"17", b"18"]
+
+
+def test_a_transaction_without_database_may_be_answered_by_a_rule_that_is_published(
+    plain: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(plain.lake.settings, ruled_groups=frozenset({plain.producer.group}))
+    monkeypatch.setattr(InMemoryCoordinator, "settings", settings)
+    with plain.producer.begin_transaction() as transaction:
+        transaction.send(Message("orders", "17"))
+    assert plain.shown() == [b"17"]
 
 
 @pytest.mark.parametrize("wrong", ["", "shop", "shop/", "/1", "shop/1 ", "shop/\0", "shop/é", "shop/" + "1" * 65])

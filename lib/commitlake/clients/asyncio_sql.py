@@ -47,8 +47,10 @@ def run_apart(opened: Awaitable[Any], call: Callable[[Sql], T]) -> T:
     """Run a function with a connection that is awaited, and closed; in an event loop, and a thread, of its own.
 
     Raises:
-        ArgumentError: it is of SQLAlchemy, whose pool would hand it to other loops.
+        ArgumentError: it is of SQLAlchemy or of a pool, which would hand it to other loops.
     """
+    if type(opened).__module__ == "asyncpg.pool":
+        raise not_allowed(opened, _APART)
 
     async def run() -> T:
         given = await opened
@@ -90,7 +92,11 @@ class _Asyncpg(Sql):
     def begin(self) -> None:
         if self._begun is None:
             transaction = self.given.transaction()
-            _wait(transaction.start())
+            try:
+                _wait(transaction.start())
+            except asyncio.CancelledError:  # nobody knows whether it has begun
+                self.given.terminate()
+                raise
             self._begun = transaction
 
     def commit(self) -> None:

@@ -13,7 +13,7 @@ from kafka.admin import OffsetSpec
 from commitlake.config import Config
 from commitlake.kafka.admin_client import connect
 from commitlake.protocol.clock import BrokerClock, now_ms
-from commitlake.protocol.kafka_topics import LANDED, SETTINGS
+from commitlake.protocol.kafka_topics import SETTINGS
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +58,15 @@ def measured(append: Callable[[int], int], clock: BrokerClock | None = None) -> 
 
 
 def newest_ms(config: Config) -> int | None:
-    """The newest append time in the coordinator's topics, ms since epoch, UTC; None where no record is.
+    """The newest append time of the settings, ms since epoch, UTC; None where there are none.
+
+    Other topics may keep the time of a producer's clock.
 
     Raises:
         KafkaError: Kafka is out of reach, or refuses.
     """
-    names = [config.kafka.topic(name) for name in (*LANDED, SETTINGS)]
     with connect(config) as client:
-        there = [each for each in client.describe_topics(names) if not each["error_code"]]
+        there = [each for each in client.describe_topics([config.kafka.topic(SETTINGS)]) if not each["error_code"]]
         parts = [TopicPartition(each["name"], part["partition_index"]) for each in there for part in each["partitions"]]
         found = client.list_partition_offsets(dict.fromkeys(parts, OffsetSpec.MAX_TIMESTAMP)) if parts else {}
     return max((each.timestamp for each in found.values() if each.timestamp >= 0), default=None)

@@ -204,11 +204,14 @@ def _located(spark: SparkSession, place: str) -> str:
     """The place of a table that is named `catalog.schema.table`: half messages tell places. Any other as it is."""
     if not _NAME.fullmatch(place):
         return place
+    msg = f"delta_transaction: there is no Delta table {place}; make it first, or write ./{place} for a directory"
     try:
-        return str(spark.sql(f"DESCRIBE DETAIL {place}").select("location").collect()[0][0])
+        found = spark.sql(f"DESCRIBE DETAIL {place}").select("format", "location").collect()[0]
     except AnalysisException as error:
-        msg = f"delta_transaction: there is no Delta table {place}; make it first, or write ./{place} for a directory"
         raise ArgumentError(msg) from error
+    if found["format"] != "delta":
+        raise ArgumentError(msg)
+    return str(found["location"])
 
 
 def _create(spark: SparkSession, rows: DataFrame, place: str) -> None:

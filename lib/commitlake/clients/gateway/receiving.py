@@ -31,7 +31,7 @@ _MARGIN_S = 0.5
 """A call ends at least so long before its deadline, so that the client gets the answer "no message"."""
 _SHARDING_KEY = "__SHARDINGKEY"
 _LONGEST_TAGS, _LONGEST_CONDITION = 16 * 1_024, 4_096
-"""Characters of a filter; a single tag may have as many as `gateway.max_property_size` lets it."""
+"""Characters of a filter; a single tag may have as many as `gateway.max_property_size` lets it by default."""
 _MOST_SUBSCRIPTIONS, _MOST_CONDITIONS = 100, 20
 """Subscriptions of one client's settings, and SQL conditions among them, that are checked at once; others on use."""
 _KINDS = (definitions.PUSH_CONSUMER, definitions.SIMPLE_CONSUMER)

@@ -221,11 +221,10 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def warn_if_unanswered(self, is_answered: bool, database: object) -> None:
         """Warn, once, that nobody will answer the checks of a transaction: there is no listener, and no rule."""
-        refuse_without_row(self._listener, is_answered or database is not None)
-        if self._listener is not None or self._is_warned:
-            return
         ruled = self._link.settings.ruled_groups if self._running else None
-        if not (is_answered if ruled is None else self.group in ruled):
+        has_rule = is_answered if ruled is None else self.group in ruled
+        refuse_without_row(self._listener, is_answered or has_rule or database is not None)
+        if self._listener is None and not self._is_warned and not has_rule:
             self._is_warned = True
             log.warning(
                 "the group %s begins transactions without a listener, and there is no rule for it: when this process "
