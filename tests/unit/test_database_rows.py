@@ -476,7 +476,7 @@ def test_a_transaction_without_database_is_refused_where_nobody_could_answer_its
 def test_a_transaction_without_database_may_be_answered_by_a_rule_that_is_published(
     plain: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(plain.lake.settings, ruled_groups=frozenset({plain.producer.group}))
+    settings = replace(plain.lake.settings, ruled_groups=(plain.producer.group,))
     monkeypatch.setattr(InMemoryCoordinator, "settings", settings)
     with plain.producer.begin_transaction() as transaction:
         transaction.send(Message("orders", "17"))
