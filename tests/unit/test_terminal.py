@@ -93,6 +93,14 @@ def test_an_id_that_is_wider_than_the_terminal_goes_on_in_the_next_line(
         assert text in shown_at(monkeypatch, capsys, 40, message_id=text)
 
 
+def test_a_list_of_transactions_has_their_states_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"transaction_id": "a" * 32, "checks": "3", "queue": "0", "queue_offset": "12", "age_ms": "352243"}
+    found = shown_at(monkeypatch, capsys, 80, **row, state="DISCARDED", reason="CHECK_MAX", topic="TopicTest1234")
+    assert "DISCARDED" in found and "CHECK_MAX" in found
+
+
 def test_narrow_columns_come_before_wide_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,8 @@ from commitlake.spark import process
 
 _FOLDED = 32
 """Longer texts are folded where room is short. Ids are not: people copy them."""
+_ANSWERS = {"state", "reason", "topic"}
+"""The columns that a list is read for."""
 _PADDING = 3
 """Cells around the text of a column; the table has one more."""
 
@@ -51,14 +53,14 @@ def _show_on_terminal(columns: Sequence[str], rows: list[list[str]], width: int)
 
 
 def _fitting(columns: Sequence[str], rows: list[list[str]], width: int) -> list[str]:
-    """The columns that fit: ids, then as many of the others as possible, the narrow ones first."""
+    """The columns that fit: ids, then what became of each and where, then the others, the narrow ones first."""
     from rich.cells import cell_len
 
     lines = zip(columns, *rows, strict=True)
     wanted = {name: max(map(cell_len, (name, *texts))) for name, *texts in lines}
     needed = {name: wide if _is_id(name) else min(wide, _FOLDED) for name, wide in wanted.items()}
     shown, room = set[str](), width - 1
-    for name in sorted(columns, key=lambda name: (not _is_id(name), needed[name])):
+    for name in sorted(columns, key=lambda name: (not _is_id(name), name not in _ANSWERS, needed[name])):
         if not shown or needed[name] + _PADDING <= room:
             shown.add(name)
             room -= needed[name] + _PADDING
