@@ -326,7 +326,7 @@ def snippets(lake: AsIceberg, tmp_path: Path) -> Iterator[tuple[str, str]]:
 def test_the_snippets_of_the_page_work(snippets: tuple[str, str]) -> None:
     command, program = snippets
     words = shlex.split(command)
-    assert words[0] == "commitlake"
+    assert words[0] == ".venv/bin/commitlake"
     done = CliRunner().invoke(app, words[1:])
     assert (done.exit_code, done.exception) == (0, None), done.output
     names: dict[str, Any] = {}
