@@ -29,13 +29,7 @@ LOST = (psycopg.OperationalError, asyncpg.PostgresConnectionError, asyncpg.Inter
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[postgres.Server]:
-    with postgres.cluster() as found:
-        postgres.execute(
-            found.address,
-            "CREATE TABLE orders (id TEXT PRIMARY KEY)",
-            "CREATE TABLE points (id TEXT UNIQUE DEFERRABLE INITIALLY DEFERRED)",
-            "INSERT INTO points VALUES ('17')",
-        )
+    with postgres.shop() as found:
         yield found
 
 

@@ -146,10 +146,10 @@ def test_the_picture_of_an_order_has_the_times_of_the_tables(played: tuple[Path,
     order = head.split()[3].rstrip(",")
     assert order in HUNG
     drawn = re.findall(r"^  (.+?) +(\d+\.\d) s  -*o$", "\n".join(lines), re.MULTILINE)
-    times = [float(at) for _, at in drawn]
-    assert times == sorted(times)
-    steps = dict(reversed(list(zip([said for said, _ in drawn], times, strict=True))))  # a check may be sent again
-    steps = {said: steps[said] for said, _ in drawn}
+    assert [float(at) for _, at in drawn] == sorted(float(at) for _, at in drawn)
+    steps: dict[str, float] = {}
+    for said, at in drawn:
+        steps.setdefault(said, float(at))  # a check may be sent again, and answered again
     ends = ["half message", f"{DOOMED} killed", "check 1", "answer COMMIT", "visible"]
     assert [said for said in steps if said in ends] == ends
     seen = DeltaTable(str(place / "warehouse/topics/orders")).to_pandas().set_index("keys").loc[order]

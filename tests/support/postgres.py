@@ -114,3 +114,16 @@ def execute(address: str, *statements: str) -> None:
             with db.cursor() as cursor:
                 cursor.execute(statement)
         db.commit()
+
+
+@contextmanager
+def shop() -> Iterator[Server]:
+    """A cluster with the tables of a shop; a second `points` of order 17 is refused at the commit."""
+    with cluster() as found:
+        execute(
+            found.address,
+            "CREATE TABLE orders (id TEXT PRIMARY KEY)",
+            "CREATE TABLE points (id TEXT UNIQUE DEFERRABLE INITIALLY DEFERRED)",
+            "INSERT INTO points VALUES ('17')",
+        )
+        yield found
