@@ -255,9 +255,11 @@ def test_a_listener_refuses_an_engine_of_asyncio(server: postgres.Server) -> Non
 
 
 def test_a_listener_refuses_a_pool_whose_connections_belong_to_another_loop(server: postgres.Server) -> None:
-    pool = asyncpg.create_pool(server.url())
-    with pytest.raises(ArgumentError, match="a listener takes an ordinary engine"):
-        DatabaseListener(pool.acquire)
+    async def give() -> None:
+        with pytest.raises(ArgumentError, match="a listener takes an ordinary engine"):
+            DatabaseListener(asyncpg.create_pool(server.url()).acquire)
+
+    asyncio.run(give())
 
 
 def test_the_snippet_of_the_how_to_places_an_order(server: postgres.Server) -> None:
