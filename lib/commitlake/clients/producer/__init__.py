@@ -6,9 +6,8 @@ No Spark.
 from __future__ import annotations
 
 from commitlake.clients.producer import quiet_import as quiet_import
-from commitlake.clients.producer.async_transaction import AsyncTransaction
-from commitlake.clients.producer.asynchronous import AsyncTransactionMQProducer
-from commitlake.clients.producer.database_row import DatabaseListener
+from commitlake.clients.producer.asynchronous import AsyncTransaction, AsyncTransactionMQProducer
+from commitlake.clients.producer.database_transaction import DatabaseListener
 from commitlake.clients.producer.default import DefaultMQProducer
 from commitlake.clients.producer.listener import EndTransactionContext, EndTransactionHook, TransactionListener
 from commitlake.clients.producer.message import (

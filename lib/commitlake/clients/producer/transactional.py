@@ -16,7 +16,7 @@ from typing import Any
 from commitlake.clients import tracing
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
-from commitlake.clients.producer.database_transaction import DatabaseTransaction, refuse_without_row, row_of
+from commitlake.clients.producer.database_transaction import DatabaseTransaction, refuse_without_row, sql_for
 from commitlake.clients.producer.default import SHUTDOWN_S, DefaultMQProducer
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import AnyHook, TransactionListener, Verdict, decide, failed, run_hooks
@@ -203,16 +203,15 @@ class TransactionMQProducer(DefaultMQProducer):
             ProducerError: its database has no table for the row.
         """
         self.warn_if_unanswered(is_answered, database)
-        local = None if database is None else row_of(database, self._listener)
 
         def send_decision(halves: Sequence[HalfMessage], state: LocalTransactionState) -> None:
             if state is not ROLLBACK and database is None and not self._running:
                 raise FailedSendError(_TOO_LATE)
             self._end_with(self.decided(halves, state), log_lost)
 
-        if local is None:
+        if database is None:
             return Transaction(self.send_half, send_decision)
-        return DatabaseTransaction(self.send_half, send_decision, local)
+        return DatabaseTransaction(self.send_half, send_decision, sql_for(database, self._listener))
 
     @property
     def listener(self) -> TransactionListener | None:
