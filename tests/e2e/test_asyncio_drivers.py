@@ -141,7 +141,9 @@ def test_an_error_that_the_block_swallows_and_a_commit_that_is_refused_roll_both
     assert (shop.orders(), shop.decisions()) == (["18"], ["ROLLBACK", "ROLLBACK", "COMMIT"])
 
 
-def test_a_connection_lost_before_its_commit_leaves_the_answer_to_the_database(shop: Shop) -> None:
+def test_a_connection_lost_before_its_commit_leaves_the_answer_to_the_database(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
     async def block() -> None:
         async with shop.begin() as transaction:
             await shop.order()
@@ -151,6 +153,7 @@ def test_a_connection_lost_before_its_commit_leaves_the_answer_to_the_database(s
     with pytest.raises(LOST):
         shop.serve(block)
     assert (shop.orders(), shop.states(), shop.decisions()) == ([], [], [])
+    assert "left to its check" in caplog.text
 
 
 def test_a_connection_lost_at_its_commit_leaves_the_answer_to_the_database(shop: Shop) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 from tests.support.lite_database import KINDS, LiteDatabase
 
@@ -26,7 +26,7 @@ from commitlake import (
     TransactionListener,
 )
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RecordError
+from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RecordError, UncertainSendError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of
 from commitlake.protocol.durations import DAY_MS
@@ -51,6 +51,21 @@ class Shop(LiteDatabase):
 
     def order(self, name: str = "17") -> None:
         self.run(f"INSERT INTO orders VALUES ('{name}')")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """One of SQLAlchemy's own, or by SQL."""
+        if not isinstance(self.made, sqlite3.Connection):
+            with self.made.begin_nested():
+                yield
+            return
+        self.run("SAVEPOINT here")
+        try:
+            yield
+        except Exception:
+            self.run("ROLLBACK TO here")
+            raise
+        self.run("RELEASE here")
 
     def begin(self) -> Any:
         return self.producer.begin_transaction(database=self.made)
@@ -169,35 +184,88 @@ def test_what_a_check_has_revoked_in_the_middle_of_a_block_is_told_at_its_end(sh
     assert (shop.orders(), shop.shown()) == ([], [])
 
 
-def released(shop: Shop, send: Callable[[], object]) -> None:
-    shop.order("1")
-    shop.run("SAVEPOINT here")
+Send = Callable[..., object]
+
+
+def released(shop: Shop, send: Send) -> None:
+    with shop.savepoint():
+        shop.order()
     send()
-    shop.run("RELEASE here")
 
 
-def rolled_back(shop: Shop, send: Callable[[], object]) -> None:
-    shop.order("1")
+def released_with_a_send(shop: Shop, send: Send) -> None:
+    with shop.savepoint(), shop.savepoint():
+        shop.order()
+        send()
+
+
+def raised_after(shop: Shop, send: Send) -> None:
+    released(shop, send)
+    raise ValueError("sold out")
+
+
+def raised_before_the_send(shop: Shop, send: Send) -> None:
+    with shop.savepoint():
+        shop.order()
+    raise ValueError("sold out")
+
+
+def sent_and_rolled_back(shop: Shop, send: Send) -> None:
+    with suppress(ValueError), shop.savepoint():
+        shop.order()
+        send()
+        raise ValueError
+
+
+def sent_and_rolled_back_from_outside(shop: Shop, send: Send) -> None:
+    send()
+    with suppress(ValueError), shop.savepoint():
+        with shop.savepoint():
+            shop.order()
+            send()
+        raise ValueError
+
+
+def sent_and_rolled_back_by_sql(shop: Shop, send: Send) -> None:
     shop.run("SAVEPOINT here")
+    shop.order()
     send()
     shop.run("ROLLBACK TO here")
 
 
-def sent_before_and_in_what_was_rolled_back(shop: Shop, send: Callable[[], object]) -> None:
-    send()
-    rolled_back(shop, send)
-
-
-def sent_after_what_was_rolled_back(shop: Shop, send: Callable[[], object]) -> None:
-    rolled_back(shop, send)
+def sent_after_what_was_rolled_back(shop: Shop, send: Send) -> None:
+    sent_and_rolled_back(shop, send)
     send()
 
 
-def failed_and_sent_again(shop: Shop, send: Callable[[], object]) -> None:
-    shop.order("1")
+def failed_outside_and_rolled_back(shop: Shop, send: Send) -> None:
     shop.producer.fault = Fault.KAFKA_AWAY
     with suppress(FailedSendError):
         send()
+    sent_and_rolled_back(shop, send)
+
+
+def failed_and_sent_again(shop: Shop, send: Send) -> None:
+    shop.order()
+    shop.producer.fault = Fault.KAFKA_AWAY
+    with suppress(FailedSendError):
+        send()
+    send()
+
+
+def refused_and_rolled_back(shop: Shop, send: Send) -> None:
+    shop.order()
+    send()
+    with suppress(FailedSendError), shop.savepoint():
+        send("no topic!")
+
+
+def rolled_back_without_a_send(shop: Shop, send: Send) -> None:
+    send()
+    shop.order()
+    with suppress(ValueError), shop.savepoint():
+        shop.order("18")
+        raise ValueError
     send()
 
 
@@ -208,20 +276,62 @@ LOST = "a savepoint of the database in which a message was sent was rolled back"
     ("steps", "error"),
     [
         (released, None),
-        (failed_and_sent_again, None),
-        (rolled_back, LOST),
-        (sent_before_and_in_what_was_rolled_back, LOST),
+        (released_with_a_send, None),
+        (raised_after, "sold out"),
+        (raised_before_the_send, "sold out"),
+        (sent_and_rolled_back, LOST),
+        (sent_and_rolled_back_from_outside, LOST),
+        (sent_and_rolled_back_by_sql, LOST),
         (sent_after_what_was_rolled_back, LOST),
+        (failed_outside_and_rolled_back, LOST),
+        (failed_and_sent_again, None),
+        (refused_and_rolled_back, None),
+        (rolled_back_without_a_send, None),
     ],
 )
-def test_messages_end_as_their_rows_in_every_order_of_savepoint_and_send(
-    shop: Shop, steps: Callable[[Shop, Callable[[], object]], None], error: str | None
+def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
+    shop: Shop, steps: Callable[[Shop, Send], None], error: str | None
 ) -> None:
-    expected = nullcontext() if error is None else pytest.raises(ProducerError, match=error)
+    expected = nullcontext() if error is None else pytest.raises((ValueError, ProducerError), match=error)
     with expected, shop.begin() as transaction:
-        steps(shop, lambda: transaction.send(Message("orders", "a book")))
-    assert bool(shop.orders()) == bool(shop.shown()) == (error is None)
+        steps(shop, lambda topic="orders": transaction.send(Message(topic, "a book")))
+    assert shop.orders() == ([] if error else ["17"])
+    assert bool(shop.shown()) == (error is None)
     assert shop.lake.pending == []
+
+
+@pytest.mark.parametrize("fault", [Fault.UNACKNOWLEDGED, Fault.LOST])
+def test_a_send_without_acknowledgement_that_the_block_swallows_rolls_both_back(plain: Shop, fault: Fault) -> None:
+    plain.producer.fault = fault
+    with pytest.raises(ProducerError, match="may or may not be in Kafka"), plain.begin() as transaction:
+        plain.order()
+        with suppress(UncertainSendError):
+            transaction.send(Message("orders", "a book"))
+    assert (plain.orders(), plain.shown()) == ([], [])
+
+
+def test_a_block_without_messages_ends_the_database_alone(shop: Shop) -> None:
+    with shop.begin():
+        shop.order()
+    with suppress(ValueError), shop.begin():
+        shop.order("18")
+        raise ValueError
+    assert shop.orders() == ["17"]
+
+
+def test_a_transaction_of_sqlalchemy_s_own_around_the_block(plain: Shop) -> None:
+    engine = create_engine(f"sqlite:///{plain.place}")
+    with engine.begin() as connection, plain.producer.begin_transaction(database=connection) as transaction:
+        connection.execute(text("INSERT INTO orders VALUES ('17')"))
+        transaction.send(Message("orders", "a book"))
+    with (  # SQLAlchemy itself refuses one within
+        pytest.raises(InvalidRequestError),
+        engine.connect() as connection,
+        plain.producer.begin_transaction(database=connection),
+        connection.begin(),
+    ):
+        pass
+    assert (plain.orders(), plain.shown()) == (["17"], [b"a book"])
 
 
 @pytest.mark.parametrize(
@@ -410,19 +520,6 @@ def test_a_commit_that_failed_leaves_no_transaction_though_the_database_can_not_
         with pytest.raises(RuntimeError), plain.producer.begin_transaction(database=made) as block:
             block.send(message)
         assert (made.in_transaction(), plain.state(message)) == (False, "PENDING")
-
-
-def test_a_savepoint_of_sqlalchemy_before_the_first_send_commits_nothing(plain: Shop) -> None:
-    with (
-        closing(plain.connection("connection")) as database,
-        suppress(ValueError),
-        plain.producer.begin_transaction(database=database) as transaction,
-    ):
-        with database.begin_nested():
-            database.execute(text("INSERT INTO orders VALUES ('17')"))
-        transaction.send(Message("orders", "a book"))
-        raise ValueError
-    assert (plain.orders(), plain.shown()) == ([], [])
 
 
 def test_a_message_made_of_a_received_one_does_not_name_its_row(plain: Shop) -> None:
