@@ -20,7 +20,7 @@ from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer import DefaultMQProducer, Message, TransactionMQProducer, check_reader
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.check_turns import READERS, CheckTurns, Turned
-from commitlake.clients.producer.engine import Queue, Result
+from commitlake.clients.producer.engine import Queue, Result, Sent
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSendError, ProducerError, RefusedSendError
 from commitlake.protocol.encoding import Position
@@ -34,14 +34,6 @@ AT = Position(0, 5)
 
 class TimeLimit(Exception):
     """As Celery's, raised by a signal handler."""
-
-
-class Sent:
-    def __init__(self) -> None:
-        self.outcome = Result[Position]()
-
-    def withdraw(self) -> bool:
-        return False
 
 
 class Client:
@@ -62,7 +54,7 @@ class Client:
             msg = f"{topic} is not there"
             raise FailedSendError(msg)
         self.chosen = queue if isinstance(queue, int) else queue(4)
-        sent = Sent()
+        sent = Sent(Result())
         self._sent.put(sent)
         return sent
 

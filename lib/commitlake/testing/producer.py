@@ -13,7 +13,7 @@ from commitlake.clients.producer import Message, TransactionListener, Transactio
 from commitlake.clients.producer.check_reader import Calls
 from commitlake.clients.producer.connection import NOT_RUNNING
 from commitlake.clients.producer.default import SHUTDOWN_S
-from commitlake.clients.producer.engine import Queue, Result
+from commitlake.clients.producer.engine import Queue, Result, Sent
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.record_maker import NO_PROOF, Proof
 from commitlake.clients.producer.transaction import HalfMessage
@@ -62,7 +62,7 @@ class MemoryEngine:
         self.fault: Fault | None = None
         self.is_dead = False
 
-    def send(self, topic: str, queue: Queue, record: wire.Encoded, timeout_ms: int) -> MemorySent:
+    def send(self, topic: str, queue: Queue, record: wire.Encoded, timeout_ms: int) -> Sent:
         """Append a record, unless a fault prevents it."""
         if self.is_dead:
             self.die()
@@ -77,7 +77,12 @@ class MemoryEngine:
         at = None if is_lost else self._append(name, chosen, record)
         if fault is Fault.CRASH_AFTER_HALF:
             self.die(fault)
-        return MemorySent(None if fault in _UNANSWERED else at)
+        outcome = Result[Position]()
+        if at is None or fault in _UNANSWERED:
+            outcome.set_exception(UncertainSendError(_NO_ANSWER))
+        else:
+            outcome.set_result(at)
+        return Sent(outcome)
 
     def flush(self, timeout_s: float) -> bool:
         """Returns True: each record has its outcome at once."""
@@ -104,21 +109,6 @@ def _faults_of(topic: str, record: wire.Encoded) -> set[Fault]:
         return _OF_HALVES
     is_decision = topic == OP and isinstance(decode_op(record.value), wire.OpRecord)
     return _OF_DECISIONS if is_decision else _OF_SENDS
-
-
-class MemorySent:
-    """A record whose outcome is known; see `producer.engine.Sent`. Without a position, Kafka may have it or not."""
-
-    def __init__(self, at: Position | None) -> None:
-        self.outcome = Result[Position]()
-        if at is None:
-            self.outcome.set_exception(UncertainSendError(_NO_ANSWER))
-        else:
-            self.outcome.set_result(at)
-
-    def withdraw(self) -> bool:
-        """Returns False: it has been sent."""
-        return False
 
 
 class MemoryLink(KafkaLink):

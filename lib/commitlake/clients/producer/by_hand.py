@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from commitlake.clients.producer.engine import FORKED, Engine, Queue, Result, Sent
 from commitlake.errors import FailedSendError
-from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ class ByHand:
         if os.getpid() != self._pid:  # a fork has none of the engine's threads
             raise FailedSendError(FORKED)
         sent = self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
-        return _SentByHand(sent.outcome, partial(self._made, sent.withdraw))
+        return Sent(sent.outcome, partial(self._made, sent.withdraw))
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
@@ -106,10 +105,3 @@ def _make(make: Callable[[], T], outcome: Result[T]) -> None:
         outcome.set_result(found)
     finally:
         del outcome
-
-
-class _SentByHand:
-    """A record on its way whose `withdraw` the main thread does not enter; see `Sent`."""
-
-    def __init__(self, outcome: Result[Position], withdraw: Callable[[], bool]) -> None:
-        self.outcome, self.withdraw = outcome, withdraw

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError as Failure
 from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
-from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result, Sent
 from commitlake.errors import ConfigError, FailedSendError, ProducerError, RefusedSendError, UncertainSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -73,20 +73,20 @@ class ConfluentEngine:
         self._queues[topic] = len(found.partitions), time.monotonic() + _AGE_S
         return len(found.partitions)
 
-    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> _ConfluentSending:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """See `Engine`."""
         queue = queue if isinstance(queue, int) else queue(self._number_of(topic, timeout_ms))
-        sending = _ConfluentSending()
+        outcome = Result[Position]()
         named = {"value": record.value, "key": record.key, "headers": [*record.headers], "partition": queue}
-        produce = partial(self._produce, sending.outcome, {"topic": topic, **named})
+        produce = partial(self._produce, outcome, {"topic": topic, **named})
         again = partial(produce, partial(self._lone.newest, timeout_ms), None)
-        self._open.add(sending.outcome)
+        self._open.add(outcome)
         try:
             produce(partial(self._shared.newest, timeout_ms), again)
         except BaseException:
-            self._open.discard(sending.outcome)
+            self._open.discard(outcome)
             raise
-        return sending
+        return Sent(outcome)
 
     def _produce(
         self,
@@ -268,13 +268,3 @@ class _Client:
             log.warning("%d records were not acknowledged in time", len(self.producer))
             self.producer.purge()
             self.producer.flush(_GIVE_UP_S)
-
-
-class _ConfluentSending:
-    """One record on its way; see `Sent`."""
-
-    def __init__(self) -> None:
-        self.outcome = Result[Position]()
-
-    def withdraw(self) -> bool:
-        return False

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -97,15 +97,16 @@ class Result(Generic[T]):
                     log.exception("the callback of a send failed")
 
 
-class Sent(Protocol):
-    """A record that was handed to a client."""
+class Sent(NamedTuple):
+    """A record that was handed to a client.
 
-    @property
-    def outcome(self) -> Result[Position]:
-        """The record's position; or a `FailedSendError`, when it is nowhere; or an `UncertainSendError`."""
+    Attributes:
+        outcome: the record's position; or a `FailedSendError`, when it is nowhere; or an `UncertainSendError`.
+        withdraw: gives the record up; True if it has not gone out, and never will.
+    """
 
-    def withdraw(self) -> bool:
-        """Give the record up; True if it has not gone out, and never will."""
+    outcome: Result[Position]
+    withdraw: Callable[[], bool] = lambda: False
 
 
 class Engine(Protocol):

@@ -21,7 +21,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
-from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result, Sent
 from commitlake.errors import FailedSendError, ProducerError, RefusedSendError, UncertainSendError
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol.encoding import Position
@@ -64,12 +64,12 @@ class KafkaPythonEngine:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> _Sending:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
         """See `Engine`."""
         named = {"key": record.key, "value": record.value, "headers": record.headers}
         sending = _Sending(self, partial(self._hand_over, topic, queue, named, timeout_ms))
         sending.begin()
-        return sending
+        return Sent(sending.outcome, sending.withdraw)
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
@@ -179,7 +179,7 @@ class KafkaPythonEngine:
 
 
 class _Sending:
-    """One record on its way; see `Sent`. `hand_over` returns the client that took it, and kafka-python's future."""
+    """One record on its way. `hand_over` returns the client that took it, and kafka-python's future."""
 
     def __init__(self, engine: KafkaPythonEngine, hand_over: Callable[[], tuple[KafkaProducer, Any]]) -> None:
         self.outcome = Result[Position]()

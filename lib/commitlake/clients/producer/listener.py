@@ -80,14 +80,22 @@ class Verdict(NamedTuple):
     exception: BaseException | None = None
 
 
-def decide(call: Callable[[], LocalTransactionState | None], span: AbstractContextManager[Traced]) -> Verdict:
-    """Call a listener, and return its verdict; after an exception, or without a state, UNKNOW and the reason."""
+def decide(
+    call: Callable[[], LocalTransactionState | None],
+    span: AbstractContextManager[Traced],
+    caught: type[BaseException] = Exception,
+) -> Verdict:
+    """Call a listener, and return its verdict; after an error of class `caught`, or without a state, it is UNKNOW.
+
+    Raises:
+        UndecidedError: the listener can't tell yet.
+    """
     try:
         with span as traced:
             return judged(call(), traced)
     except UndecidedError:
         raise
-    except Exception as error:
+    except caught as error:
         return failed(error)
 
 

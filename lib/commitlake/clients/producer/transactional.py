@@ -102,7 +102,7 @@ class TransactionMQProducer(DefaultMQProducer):
         self._executor, self._check_timeout_s = executor, milliseconds("check_timeout", check_timeout) / 1_000
         self._hooks: list[AnyHook] = []
         self._is_warned = False
-        self._never_committed, self._decided = _Recent(REMEMBERED), _Recent(REMEMBERED)
+        self._never_committed, self._decided = _Recent(), _Recent()
         self._checks: CheckAnswerer | None = None
         self._ignored: Ignored | None = None
         self._late = DaemonPool(1, "commitlake-late")
@@ -297,12 +297,13 @@ class TransactionMQProducer(DefaultMQProducer):
         return Ending.of(halves, state)
 
     def _answer(self, check: wire.CheckRecord, calls: Calls, done: Done) -> None:
-        message = MessageExt.from_check(check)
-        found = self._known(check)
+        message, found, listener = MessageExt.from_check(check), self._known(check), self._listener
         if found is None:
+            assert listener is not None
             try:
-                with calls.one():
-                    found = self._ask(check, message)
+                with calls.one():  # SystemExit counts too: in a thread of the pool nobody else would see it
+                    ask = partial(listener.check_local_transaction, message)
+                    found = decide(ask, tracing.checking(check), BaseException)
             except UndecidedError as error:
                 unanswered(message, error, done)
                 return
@@ -310,22 +311,12 @@ class TransactionMQProducer(DefaultMQProducer):
 
     def _known(self, check: wire.CheckRecord) -> Verdict | None:
         """The answer to a check, if it is known without asking the listener; else None."""
-        if self._never_committed.get(_attempt(check)):
+        if _attempt(check) in self._never_committed:
             return Verdict(ROLLBACK, NEVER_COMMITTED)
         decided = self._decided.get(f"{check.msg_id} {check.check_id}")  # a repeated check gets the same answer
         if decided is not None:
             return Verdict(decided, None)
         return None if self._listener else Verdict(LocalTransactionState.UNKNOW, "this instance has no listener")
-
-    def _ask(self, check: wire.CheckRecord, message: MessageExt) -> Verdict:
-        listener = self._listener
-        assert listener is not None
-        try:
-            return decide(lambda: listener.check_local_transaction(message), tracing.checking(check))
-        except UndecidedError:
-            raise
-        except BaseException as error:  # this runs in a thread of the pool, where nobody else would see it
-            return failed(error)
 
     def _answered(
         self, check: wire.CheckRecord, message: MessageExt, state: LocalTransactionState, remark: str | None
@@ -369,20 +360,13 @@ def _attempt(half: wire.HalfRecord | wire.CheckRecord) -> str:
     return f"{half.born_timestamp} {half.transaction_id} {half.msg_id}"
 
 
-class _Recent:
-    """The newest `most` decisions, by id. Without a lock: the code that a signal handler interrupts might hold it."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._decisions: OrderedDict[str, LocalTransactionState] = OrderedDict()
+class _Recent(OrderedDict[str, LocalTransactionState]):
+    """The newest decisions, by id. Without a lock: the code that a signal handler interrupts might hold it."""
 
     def add(self, name: str, decision: LocalTransactionState) -> None:
-        self._decisions[name] = decision
-        if len(self._decisions) > self._most:
-            self._decisions.popitem(last=False)
-
-    def get(self, name: str) -> LocalTransactionState | None:
-        return self._decisions.get(name)
+        self[name] = decision
+        if len(self) > REMEMBERED:
+            self.popitem(last=False)
 
 
 def unanswered(message: Message, why: UndecidedError, done: Done) -> None:
