@@ -242,7 +242,7 @@ def handed_again(lanes: Lanes) -> InFlight:
     lanes.note([{**receipt, "state": "RETRY", "attempt": 1, "round": 0, "due_at": LONG_AGO}])
     ((lane, _),) = lanes.due(2_000_000_000_000, 10)
     handed = InFlight(lane, Chosen(rows, (0,)), attempt=2)
-    assert lanes.hand_again(handed, handed.place())
+    assert lanes.hand_over(handed, is_retry=True)
     return handed
 
 

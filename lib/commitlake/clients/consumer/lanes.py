@@ -205,20 +205,14 @@ class Lanes:
         with self._lock:
             return self._has_moved or bool(self._receipts) or any(lane.handed for lane in self._lanes.values())
 
-    def hand_over(self, handed: InFlight) -> bool:
-        """Note that messages are handed over; False when their queue is no longer read."""
+    def hand_over(self, handed: InFlight, *, is_retry: bool = False) -> bool:
+        """Note that messages are handed over; False when their queue is no longer read, or a retry waits no more."""
         with self._lock:
-            if handed.lane.is_closing:
+            lane = handed.lane
+            if lane.is_closing or (is_retry and not lane.retries.begin(handed.place())):
                 return False
-            handed.lane.handed.append(handed)
-            self._count(handed, 1)
-            return True
-
-    def hand_again(self, handed: InFlight, place: Place) -> bool:
-        """Note the redelivery of a message; False when its queue goes to another instance, or it waits no more."""
-        with self._lock:
-            if handed.lane.is_closing or not handed.lane.retries.begin(place):
-                return False
+            if not is_retry:
+                lane.handed.append(handed)
             self._count(handed, 1)
             return True
 
@@ -236,10 +230,9 @@ class Lanes:
                 handed.finished = True
                 self._count(handed, -1)
                 self.finished += 1
-                if outcome.state != "RETRY" or not handed.lane.is_lost:
-                    rows, indexes = handed.chosen
-                    self._receipts.append((handed.lane, Receipt(rows.of_receipts, indexes, outcome)))
-                    self.unwritten += len(indexes)
+                rows, indexes = handed.chosen
+                self._receipts.append((handed.lane, Receipt(rows.of_receipts, indexes, outcome)))
+                self.unwritten += len(indexes)
 
     def release(self, handed: InFlight) -> bool:
         """Give up messages if their queue goes to another instance; False if the queue stays here."""

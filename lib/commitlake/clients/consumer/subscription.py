@@ -316,7 +316,7 @@ class Subscription:
         """Note the redelivery of a message, right before the caller gets it; False when the message keeps waiting."""
         if self._stop.is_set() or self._joined.is_late():
             return False
-        return self._joined.lanes.hand_again(handed, handed.place())
+        return self._joined.lanes.hand_over(handed, is_retry=True)
 
     def _again(self) -> Iterator[tuple[Rows, list[InFlight]]]:
         """Messages whose next attempt is due, table by table; the caller passes each to `_hand_again`.
