@@ -71,7 +71,7 @@ class Consumers:
         Raises:
             GatewayRefusal: the group, the filter or a duration can't be used, the client has too many calls or
                 subscriptions, or the gateway ends.
-            ProducerError: the topic can't be used.
+            RecordError: the topic can't be used.
             ConsumerError: the group's tables can't be written.
             WarehouseError: the topic can't be read.
         """

@@ -11,8 +11,7 @@ from commitlake.clients.consumer.arguments import seconds
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES
 from commitlake.clients.gateway.access import Caller
-from commitlake.clients.gateway.lines import Lines
-from commitlake.clients.gateway.reader import Reader
+from commitlake.clients.gateway.reader import Lines, Reader
 from commitlake.errors import GatewayRefusal
 
 MOST_ATTEMPTS = 16

@@ -51,7 +51,7 @@ def subscribed(request: Proto, limits: Settings) -> Subscribed:
 
     Raises:
         GatewayRefusal: the group or the filter can't be used.
-        ProducerError: the topic can't be used.
+        RecordError: the topic can't be used.
     """
     topic = topic_name(request.message_queue.topic)
     check_topic(topic, limits)

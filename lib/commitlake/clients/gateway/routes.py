@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
-from commitlake.errors import GatewayRefusal, ProducerError, RecordError
+from commitlake.errors import GatewayRefusal
 from commitlake.protocol import topic_names
 from commitlake.protocol.wire import Settings
 
@@ -17,7 +17,7 @@ def route(request: Proto, limits: Settings) -> Proto:
 
     Raises:
         GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the request does not name the address by which the client calls.
-        ProducerError: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
+        RecordError: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
     """
     broker = _broker(request)
     check_topic(topic_name(request.topic), limits)
@@ -39,7 +39,7 @@ def assignment(request: Proto, limits: Settings) -> Proto:
 
     Raises:
         GatewayRefusal: `ILLEGAL_ACCESS_POINT`, the request does not name the address by which the client calls.
-        ProducerError: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
+        RecordError: `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED`.
     """
     check_topic(topic_name(request.topic), limits)
     queue = definitions.MessageQueue(
@@ -59,9 +59,6 @@ def _broker(request: Proto) -> Proto:
 
 
 def check_topic(topic: str, limits: Settings) -> None:
-    """Raise ProducerError with `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED` when the topic may not exist."""
-    try:
-        topic_names.check_name(topic)
-        topic_names.check_admitted(topic, limits.topics_allowed, limits.topics, limits.topics_max)
-    except RecordError as error:
-        raise ProducerError(str(error), error.reason) from error
+    """Raise RecordError with `ILLEGAL_TOPIC` or `TOPIC_NOT_ALLOWED` when the topic may not exist."""
+    topic_names.check_name(topic)
+    topic_names.check_admitted(topic, limits.topics_allowed, limits.topics, limits.topics_max)

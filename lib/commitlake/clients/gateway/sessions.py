@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from commitlake.clients.gateway.access import Caller
 from commitlake.clients.gateway.messages import topic_name
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
-from commitlake.errors import ProducerError, RecordError
 from commitlake.protocol import topic_names
 from commitlake.protocol.wire import CheckRecord, Settings
 
@@ -86,12 +85,14 @@ class Session:
         """Note the topics to which the client sends, and return the names of the first `MOST_TOPICS`.
 
         Raises:
-            ProducerError: `ILLEGAL_TOPIC`.
+            RecordError: `ILLEGAL_TOPIC`.
         """
         if len(topics) > MOST_TOPICS:
             text = "of the %d topics of client %.100r only the first %d have their checks answered"
             log.warning(text, len(topics), self.caller.client, MOST_TOPICS)
-        named = {_legal(topic_name(topic)): topic for topic in topics[:MOST_TOPICS]}
+        named = {topic_name(topic): topic for topic in topics[:MOST_TOPICS]}
+        for name in named:
+            topic_names.check_name(name)
         self._topics = {name: definitions.Resource() for name in named}
         for name, topic in named.items():
             self._topics[name].CopyFrom(topic)  # a part of the request would keep all of it in memory
@@ -100,14 +101,6 @@ class Session:
     def topic_of(self, check: CheckRecord) -> Proto:
         """The topic of a check, as the client names it."""
         return self._topics.get(check.topic) or definitions.Resource(name=check.topic)
-
-
-def _legal(topic: str) -> str:
-    try:
-        topic_names.check_name(topic)
-    except RecordError as error:
-        raise ProducerError(str(error), error.reason) from error
-    return topic
 
 
 def producer_settings(given: Proto, limits: Settings) -> Proto:

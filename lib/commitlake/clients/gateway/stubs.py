@@ -10,7 +10,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-from commitlake.errors import FailedSendError, GatewayRefusal, ProducerError, UncertainSendError
+from commitlake.errors import FailedSendError, GatewayRefusal, ProducerError, RecordError, UncertainSendError
 from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _OF_REASONS = {
     "ILLEGAL_MESSAGE_TAG": "ILLEGAL_MESSAGE_TAG",
     "TRANSACTIONS_REJECTED": "FORBIDDEN",
 }
-"""Status codes by a producer's reason for a refusal; any other reason is BAD_REQUEST."""
+"""Status codes by the reason for a refusal; any other reason is BAD_REQUEST."""
 
 
 def ok() -> Proto:
@@ -79,7 +79,7 @@ def _code(error: Exception) -> str:
         return error.code
     if isinstance(error, UncertainSendError):
         return "MASTER_PERSISTENCE_TIMEOUT"
-    if isinstance(error, ProducerError):
+    if isinstance(error, (ProducerError, RecordError)):
         unavailable = type(error) is FailedSendError
         return "HA_NOT_AVAILABLE" if unavailable else _OF_REASONS.get(error.reason or "", "BAD_REQUEST")
     return "INTERNAL_SERVER_ERROR"
