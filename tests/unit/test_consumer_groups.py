@@ -26,9 +26,8 @@ from tests.support.topic_table import consumer, message, put_off, rest, running,
 from commitlake import config
 from commitlake.clients.consumer import assignment, overview
 from commitlake.clients.consumer.arguments import start_ms
-from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state, log_name
+from commitlake.clients.consumer.group import FOLDER, Beats, Group, kept_receipts, kept_state, log_name
 from commitlake.clients.consumer.receipts import Receipts
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.coordinator.metrics.collect import of_consumers

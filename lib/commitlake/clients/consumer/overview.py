@@ -12,9 +12,16 @@ import pyarrow as pa
 
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.arguments import start_ms
-from commitlake.clients.consumer.beats import Beats
 from commitlake.clients.consumer.cursor import Cursor
-from commitlake.clients.consumer.group import FOLDER, Group, kept_receipts, kept_state, log_name, refuse_other_table
+from commitlake.clients.consumer.group import (
+    FOLDER,
+    Beats,
+    Group,
+    kept_receipts,
+    kept_state,
+    log_name,
+    refuse_other_table,
+)
 from commitlake.clients.consumer.receipts import SCHEMA
 from commitlake.clients.consumer.rows import keys_of
 from commitlake.clients.consumer.tables import TRANSIENT
