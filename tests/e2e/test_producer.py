@@ -203,14 +203,14 @@ def test_a_connection_that_can_not_be_replaced_fails_the_send_and_not_the_next(b
     kafka = published(broker)
     with kafka.producer(engine="confluent") as producer:
         producer.send(Message("orders", b"a"), timeout="2000s")  # more than librdkafka takes for a request
-        producer._link._joined()._more = {"compression_type": "none such"}
+        producer._link.connection._more = {"compression_type": "none such"}
         with pytest.raises(FailedSendError, match=r"compression.*change that one"):
             producer.send(Message("orders", b"b"), timeout="3000s")
         outcomes: list[BaseException | None] = []
         record = wire.encode_message(wire.MessageRecord(topic="orders", msg_id="c", body=b"c", producer_group="group"))
         producer._link.send_soon("messages", 0, record, 4_000_000, outcomes.append)
         assert isinstance(outcomes[0], FailedSendError)
-        producer._link._joined()._more = {}
+        producer._link.connection._more = {}
         producer.send(Message("orders", b"d"))
     assert sorted(record.value for record in kafka.read("messages")) == [b"a", b"d"]
 

@@ -22,6 +22,7 @@ from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer.check_turns import Turned, turns
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.errors import RecordError, RefusedSendError
+from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
@@ -189,7 +190,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
             self._read(wait_ms)
         except Exception as error:  # whatever it is, retry: this group's checks must not need a restart
             refused = is_refusal(error)
-            reason = self._link.explain(error) if refused else error
+            reason = explain(self._link.kafka, error) if refused else error
             if refused or turns().outages.is_due():
                 log.warning("can't read checks from %s; retrying: %s", self._topic, reason)
             self._disconnect()
@@ -228,9 +229,10 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._progress.clear()
         self._committed.clear()
         self._reads = self._topic_now()
-        options = self._link.client_options(KafkaConsumer)
+        connection = self._link.connection
+        options = connection.client_options(KafkaConsumer)
         self._consumer = KafkaConsumer(
-            **{**options, "kafka_client": partial(options["kafka_client"], self._link.net())},
+            **{**options, "kafka_client": partial(options["kafka_client"], connection.net())},
             **python_group_options(self._link.kafka),
             group_id=f"{self._topic}.{self._group}",
             auto_offset_reset="earliest",

@@ -27,9 +27,7 @@ from commitlake.errors import (
     UncertainSendError,
     installed_by,
 )
-from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import check_option_names
-from commitlake.kafka.refusals import Loop
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -138,19 +136,14 @@ class KafkaLink:
     @property
     def settings(self) -> wire.Settings:
         """The newest limits the coordinator has published."""
-        return self._joined().settings
+        return self.connection.settings
 
-    def client_options(self, client: type[KafkaConsumer | KafkaProducer]) -> dict[str, Any]:
-        """Options for a Kafka client of this class."""
-        return self._joined().client_options(client)
-
-    def net(self) -> Loop:
-        """The event loop for a reader of checks."""
-        return self._joined().net()
-
-    def explain(self, error: Exception) -> str:
-        """The text for a user: the problem with Kafka, and the remedy."""
-        return explain(self.kafka, error)
+    @property
+    def connection(self) -> Connection:
+        """The shared connection, from `start` to `stop`."""
+        if self._connection is None:
+            raise FailedSendError(NOT_RUNNING)
+        return self._connection
 
     def send(
         self,
@@ -225,10 +218,5 @@ class KafkaLink:
         except ConfigError as error:  # raised by a new connection that replaces one, for example if a file is gone
             raise FailedSendError(str(error)) from error
 
-    def _joined(self) -> Connection:
-        if self._connection is None:
-            raise FailedSendError(NOT_RUNNING)
-        return self._connection
-
     def _started(self) -> Engine:
-        return self._joined().engine
+        return self.connection.engine
