@@ -268,10 +268,15 @@ def test_checks_of_other_groups_are_skipped_and_committed(kafka: Namespace) -> N
     assert [message.msg_id for message in listener.checked[2:]] == ["e"]
 
 
-def test_a_repeated_check_is_answered_again(kafka: Namespace) -> None:
-    kafka.ask(check(), check())
-    with kafka.producer(Listener()):
-        assert len(kafka.wait_for_ops(2)) == 2
+def test_the_same_question_again_is_answered_without_asking(kafka: Namespace) -> None:
+    listener = Listener()
+    with kafka.producer(listener):
+        kafka.ask(check())
+        wait_for(lambda: kafka.committed() == 1)
+        kafka.ask(check(), check(check_id="1-5-1-1"))
+        wait_for(lambda: kafka.committed() == 3)
+    assert len(listener.checked) == 2
+    assert [op.decision for op in kafka.answers()] == ["COMMIT"] * 3
 
 
 def test_offsets_are_committed_up_to_the_first_unanswered_check(kafka: Namespace) -> None:
@@ -388,11 +393,17 @@ def test_hooks_get_direct_decisions_and_answers_to_checks(kafka: Namespace) -> N
         producer.register_end_transaction_hook(Hook())
         producer.register_end_transaction_hook(lambda _: 1 / 0)
         producer.register_end_transaction_hook(contexts.append)
-        result = producer.send_message_in_transaction(Message("orders", b""))
-        kafka.ask(check())
-        kafka.wait_for_ops(2)
-    direct, again, answer, _ = contexts
-    assert direct == again
+        message = Message("orders", b"", keys="order-1")
+        result = producer.send_message_in_transaction(message)
+        with producer.begin_transaction() as transaction:
+            transaction.send(Message("orders", b"first", keys="order-2"))
+            transaction.send(Message("orders", b"second"))
+        kafka.ask(check(keys="order-3"))
+        kafka.wait_for_ops(3)
+    direct, _, answer = contexts[::2]
+    assert contexts[1::2] == contexts[::2]
+    assert [context.message.keys for context in contexts[::2]] == ["order-1", "order-2", "order-3"]
+    assert direct.message is message
     assert (direct.producer_group, direct.msg_id, direct.topic) == ("group", result.msg_id, "orders")
     assert (direct.state, direct.from_check, direct.broker_address) == (COMMIT, False, kafka.servers)
     assert (answer.msg_id, answer.state, answer.from_check) == ("m", ROLLBACK, True)

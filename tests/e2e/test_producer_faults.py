@@ -148,18 +148,6 @@ def test_an_instance_whose_calls_hang_leaves_its_checks_to_another(
     assert {message.msg_id for message in healthy.checked} == every
 
 
-def test_one_call_that_hangs_holds_up_no_other(kafka: Namespace) -> None:
-    go = threading.Event()
-    listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(WAIT_S) else ROLLBACK)
-    with kafka.producer(listener, check_timeout=0.5):
-        kafka.ask(check("slow"))
-        wait_for(lambda: listener.checked)
-        time.sleep(2)
-        kafka.ask(check("quick"))
-        wait_for(lambda: [op.transaction_id for op in kafka.answers()] == ["quick"])
-        go.set()
-
-
 class BusyMachine(Executor):
     """Its threads begin a call late."""
 
@@ -174,27 +162,17 @@ class BusyMachine(Executor):
         return future
 
 
-def test_a_call_that_hangs_holds_up_no_other_where_threads_begin_late(kafka: Namespace) -> None:
+@pytest.mark.parametrize("executor", [None, BusyMachine()], ids=["its pool", "a busy machine"])
+def test_one_call_that_hangs_holds_up_no_other(kafka: Namespace, executor: Executor | None) -> None:
     go = threading.Event()
     listener = Listener(check=lambda message: COMMIT if message.msg_id != "slow" or go.wait(WAIT_S) else ROLLBACK)
-    with kafka.producer(listener, check_timeout=0.5, executor=BusyMachine()):
+    with kafka.producer(listener, check_timeout=0.5, executor=executor):
         kafka.ask(check("slow"))
         wait_for(lambda: listener.checked)
         time.sleep(2)
         kafka.ask(check("quick"))
         wait_for(lambda: [op.transaction_id for op in kafka.answers()] == ["quick"], 30)
         go.set()
-
-
-def test_the_same_question_again_is_answered_without_asking(kafka: Namespace) -> None:
-    listener = Listener()
-    with kafka.producer(listener):
-        kafka.ask(check())
-        wait_for(lambda: kafka.committed() == 1)
-        kafka.ask(check(), check(check_id="1-5-1-1"))
-        wait_for(lambda: kafka.committed() == 3)
-    assert len(listener.checked) == 2
-    assert [op.decision for op in kafka.answers()] == ["COMMIT"] * 3
 
 
 # an uncertain send stays uncertain
@@ -438,21 +416,6 @@ def test_options_of_kafka_python_reach_the_clients(kafka: Namespace) -> None:
         if kafka.engine == "kafka-python":
             assert producer._link._started()._engine._client.config["compression_type"] == "gzip"
     assert [record.value for record in kafka.read("messages")] == [b"a" * 100_000]
-
-
-def test_a_hook_sees_the_message(kafka: Namespace) -> None:
-    seen: list[Any] = []
-    with kafka.producer(Listener()) as producer:
-        producer.register_end_transaction_hook(seen.append)
-        message = Message("orders", b"direct", keys="order-1")
-        producer.send_message_in_transaction(message)
-        with producer.begin_transaction() as transaction:
-            transaction.send(Message("orders", b"first", keys="order-2"))
-            transaction.send(Message("orders", b"second"))
-        kafka.ask(check(keys="order-3"))
-        wait_for(lambda: kafka.committed() == 1)
-    assert [context.message.keys for context in seen] == ["order-1", "order-2", "order-3"]
-    assert seen[0].message is message
 
 
 def test_transactions_without_a_listener_warn_once(kafka: Namespace, caplog: pytest.LogCaptureFixture) -> None:

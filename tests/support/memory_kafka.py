@@ -18,6 +18,7 @@ class Kafka:
 
     def __init__(self) -> None:
         self.records: list[tuple[str, bytes]] = []
+        self.encoded: list[wire.Encoded] = []
         self.hangs, self.go_on = threading.Event(), threading.Event()
 
     def append(self, topic: str, queue: int, record: wire.Encoded) -> Position:
@@ -25,6 +26,7 @@ class Kafka:
             self.hangs.set()
             self.go_on.wait(30)
         self.records.append((topic, record.value))
+        self.encoded.append(record)
         return Position(queue, len(self.records) - 1)
 
     def sent(self, topic: str) -> list[bytes]:

@@ -17,8 +17,8 @@ from opentelemetry import context, propagate
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 from tests.support.collector import Collector, attributes, parent, traceparent
+from tests.support.memory_kafka import Kafka, producer
 from tests.support.polling import awaited
-from tests.support.published import SETTINGS
 from tests.support.topic_table import message as row
 from tests.support.topic_table import write
 
@@ -28,11 +28,9 @@ from commitlake.clients import tracing
 from commitlake.clients.consumer.runner import traced
 from commitlake.clients.producer import AsyncTransactionMQProducer
 from commitlake.clients.producer.check_reader import Calls
-from commitlake.config import KafkaConfig
 from commitlake.protocol import wire
 from commitlake.protocol.encoding import Position
 from commitlake.testing import Fault, InMemoryCoordinator
-from commitlake.testing.producer import MemoryEngine, MemoryLink
 
 ROOT = Path(__file__).parents[2]
 COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW
@@ -318,51 +316,39 @@ class AsyncShop:
         raise ValueError("no such table")
 
 
-def on_loop(collector: Collector, records: list[wire.Encoded]) -> AsyncTransactionMQProducer:
-    """A producer over a Kafka that is a list."""
-
-    def append(topic: str, queue: int, record: wire.Encoded) -> Position:
-        records.append(record)
-        return Position(queue, len(records) - 1)
-
-    sender = AsyncTransactionMQProducer("group", AsyncShop(collector), threads=2, bootstrap_servers="memory:9092")
-    sender._producer._answer_checks = lambda: None  # type: ignore[method-assign]
-    conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
-    sender._producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, append), lambda: SETTINGS)
-    return sender
-
-
 @awaited
 async def test_a_coroutine_that_answers_a_check_runs_in_the_trace_of_the_send(collector: Collector) -> None:
-    records: list[wire.Encoded] = []
+    kafka = Kafka()
     check = wire.CheckRecord(
         transaction_id="t", producer_group="group", msg_id="m", topic="orders", body=b"", half=Position(0, 0),
         half_messages=(Position(0, 0),), check_times=1, check_id="0-0-0-1", properties={"traceparent": TRACE},
     )  # fmt: skip
-    async with on_loop(collector, records) as sender:
+    async with producer(kafka, AsyncShop(collector), threads=2) as sender:
         await sender._producer._answer(check, Calls(1), lambda _: None)
     span = collector.one("check orders")
     assert (parent(span), parent(collector.one("look up"))) == (TRACE, traceparent(span))
     assert (span.status.status_code, attributes(span, "error.type")) == (StatusCode.ERROR, ["ValueError"])
-    assert b"UNKNOWN" in records[0].value
+    assert b"UNKNOWN" in kafka.sent("op")[0]
 
 
 @awaited
 async def test_sends_of_asyncio_carry_the_span_of_the_task_that_awaits_them(collector: Collector) -> None:
-    records: list[wire.Encoded] = []
+    kafka = Kafka()
 
     async def request(sender: AsyncTransactionMQProducer, name: str) -> None:
         with collector.tracer.start_as_current_span(f"request {name}"):
             await sender.send_message_in_transaction(Message(name, "", keys=name))
 
-    async with on_loop(collector, records) as sender:
+    async with producer(kafka, AsyncShop(collector), threads=2) as sender:
         await asyncio.gather(*(request(sender, name) for name in ("a", "b", "c")))
     for name in ("a", "b", "c"):
         sent, executed = collector.one(f"send {name}"), collector.one(f"execute {name}")
         assert parent(sent) == traceparent(collector.one(f"request {name}"))
         assert parent(executed) == traceparent(sent)
         assert parent(collector.one(f"book {name}")) == traceparent(executed)
-        (half,) = [dict(each.headers) for each in records if dict(each.headers).get("REAL_TOPIC") == name.encode()]
+        (half,) = [
+            dict(each.headers) for each in kafka.encoded if dict(each.headers).get("REAL_TOPIC") == name.encode()
+        ]
         assert half["traceparent"] == traceparent(sent).encode()
 
 
