@@ -1,4 +1,4 @@
-"""Statements on a connection of asyncio: of psycopg 3 and asyncpg in a greenlet, of SQLAlchemy as it does so itself."""
+"""Statements on connections of asyncio: of SQLAlchemy, and of psycopg 3 and asyncpg in a greenlet of SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPEN = (
 
 
 def awaited(given: Any) -> Any:
-    """An asynchronous connection or session of SQLAlchemy as it is; one of psycopg or asyncpg with its `run_sync`.
+    """What runs code for plain connections by its `run_sync`: SQLAlchemy's object, or an `Awaited` of a driver's.
 
     Raises:
         ArgumentError: `given` is none of these.
@@ -44,10 +44,10 @@ def awaited(given: Any) -> Any:
 
 
 def run_apart(opened: Awaitable[Any], call: Callable[[Sql], T]) -> T:
-    """Run a function with a connection that is awaited, and closed; in an event loop, and a thread, of its own.
+    """Open a connection, call a function with its statements, and close it, in an event loop of a thread of its own.
 
     Raises:
-        ArgumentError: it is of SQLAlchemy or of a pool, which would hand it to other loops.
+        ArgumentError: the connection is SQLAlchemy's or a pool's, which would give it to other loops.
     """
     if type(opened).__module__ == "asyncpg.pool":
         raise not_allowed(opened, _APART)
@@ -63,7 +63,7 @@ def run_apart(opened: Awaitable[Any], call: Callable[[Sql], T]) -> T:
         finally:
             await given.close()
 
-    with ThreadPoolExecutor(1) as thread:  # that of the caller may have a loop that runs
+    with ThreadPoolExecutor(1) as thread:  # a loop may run in the caller's thread
         return thread.submit(asyncio.run, run()).result()
 
 
@@ -77,7 +77,7 @@ class _AsyncPsycopg(Psycopg):
 
 
 class _Asyncpg(Sql):
-    """It begins by asyncpg's own `transaction()`, so that those of a block are savepoints within."""
+    """Begins by asyncpg's own `transaction()`, so that each `transaction()` of the block is a savepoint."""
 
     dialect = ("postgresql", "asyncpg")
     _TABLE = Psycopg._TABLE
@@ -133,7 +133,7 @@ class _Asyncpg(Sql):
 
 
 class _Waiting:
-    """An object of asyncio with the methods of a plain one."""
+    """A driver's object for code that awaits nothing: a call of a coroutine method returns its result."""
 
     def __init__(self, given: Any) -> None:
         self._given = given
@@ -148,6 +148,6 @@ def _wait(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _numbered(sql: str) -> tuple[str, list[str]]:
-    """A statement with `$1` in place of the first name, and the names."""
+    """The statement with `$1` for its first name and so on, and the names in that order."""
     names = list(dict.fromkeys(re.findall(r":(\w+)", sql)))
     return re.sub(r":(\w+)", lambda found: f"${names.index(found[1]) + 1}", sql), names

@@ -26,7 +26,7 @@ def opened_rows(name: str, address: str, user: str | None = None, password: str 
     """The rows on a connection of its own.
 
     Args:
-        name: what these are keys of, for errors.
+        name: the configuration key whose parts these are, for errors.
         address: SQLAlchemy's URL, or a reference to it, such as `env:NAME`.
         user: of the database, or a reference.
         password: a reference.

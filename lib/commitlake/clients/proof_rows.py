@@ -32,7 +32,7 @@ _ON_CONFLICT, _ON_DUPLICATE = "ON CONFLICT (id) DO NOTHING", "ON DUPLICATE KEY U
 _UNLESS_THERE = {
     "sqlite": _ON_CONFLICT, "postgresql": _ON_CONFLICT, "mysql": _ON_DUPLICATE, "mariadb": _ON_DUPLICATE
 }  # fmt: skip
-"""For whoever checks. MySQL's INSERT IGNORE would cut an id that is too long, and so take another one."""
+"""How a check's INSERT passes over rows that are there. MySQL's INSERT IGNORE would cut a long id to another one."""
 _AT_ONCE = 1_000
 """Rows that one transaction changes, which others may wait for."""
 _BOUNDS = [f"{number:02x}" for number in range(1, 256)]
@@ -41,7 +41,7 @@ _SLICES = [
     *(f"id >= '{low}' AND id < '{high}'" for low, high in pairwise(_BOUNDS)),
     f"id >= '{_BOUNDS[-1]}'",
 ]
-"""All ids, mostly hexadecimal, in parts that the key finds. There is no SQL of all databases for the next 1,000."""
+"""Conditions that part all ids, which are mostly hexadecimal. No SQL of all databases selects the next 1,000 ids."""
 _PATIENCE_S = 30
 _OF_INNODB = (
     "SET @commitlake_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = 1",
@@ -56,7 +56,7 @@ _WAITS = {
     "mysql": _OF_INNODB,
     "mariadb": _OF_INNODB,
 }
-"""Statements by which a transaction waits for another one for a second, and again for as long as before."""
+"""Statements that shorten a transaction's waits for others to a second, and that restore the time before."""
 
 
 class ProofRows:
@@ -121,10 +121,10 @@ class ProofRows:
         return decision
 
     def decide_all(self, asked: Mapping[RowName, int], *, only_looks: bool = False) -> dict[RowName, str | Exception]:
-        """`decide`, for rows with the ages of their messages: decisions, or why there is none.
+        """`decide` for many rows, given with the ages of their messages; returns decisions, and errors in place of one.
 
-        Most come from few short transactions. What would take half a minute of waits for open transactions is left
-        out. With `only_looks` no row is changed, and what has no row is left out.
+        Few short transactions decide most rows. Waits for open transactions end after half a minute, and the rows that
+        are left have no entry. With `only_looks` no row is changed, and a missing row has no entry.
 
         Raises:
             ProducerError: there is no table, or no name of the database.
@@ -155,7 +155,7 @@ class ProofRows:
             return error
 
     def _revoked_all(self, names: Sequence[str]) -> dict[str, str]:
-        """Insert tombstones, unless the rows are there; the rows' states, or none where one is still open, or wrong."""
+        """Insert tombstones where rows are missing; returns all states, or nothing if a row is locked or refused."""
         if (unless_there := _UNLESS_THERE.get(self.sql.dialect[0])) is None:
             return {}
         rows = [{"id": name, "state": REVOKED, "at": now_ms()} for name in names]
@@ -199,7 +199,7 @@ class ProofRows:
                     self.sql.change(restore)
 
     def tidy(self, older_than_ms: int = TIDY_MS, *, now: int | None = None, only_proofs: bool = False) -> int:
-        """Delete rows of this age, but those of consumers' blocks that have not ended; returns how many.
+        """Delete rows that are older, except those of consumers' blocks that have not ended; returns how many.
 
         The age counts up to `now` (ms since epoch, UTC), by default of this machine's clock. With `only_proofs` all
         rows of consumers stay: without one its message is handled again.

@@ -42,7 +42,7 @@ class Sql:
 
     Attributes:
         given: the connection, or session.
-        was_open: whether it was in a transaction: the questions below begin one on a session.
+        was_open: whether it was in a transaction when this object was made; later questions may have begun one.
         dialect: SQLAlchemy's names of the kind of database and of the driver.
         duplicate: the error of an id that is there already, and of other constraints.
 
@@ -74,7 +74,7 @@ class Sql:
         self.given.rollback()
 
     def when_committed(self, call: Callable[[], None], is_there: Callable[[], bool]) -> None:
-        """After `commit`: call a function when that is final; `is_there` then tells whether its rows are."""
+        """Call a function once the last `commit` is final. A transaction around it may roll back: `is_there` looks."""
         call()
 
     def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
@@ -224,7 +224,7 @@ class _Alchemy(Sql):
 
 
 class _Django(Sql):
-    """Its transaction is an `atomic`, so a savepoint within another one; a listener's connection has none."""
+    """The transaction is an `atomic`, so a savepoint within another one. On a listener's connection there is none."""
 
     _written = staticmethod(Psycopg._written)
 

@@ -45,7 +45,7 @@ _MOST_READERS, _MOST_OF_CLIENT = 500, 50
 _MOST_CALLS_OF_CLIENT = 200
 """Waiting calls of one client. `server` limits the calls of a connection, and of all clients."""
 _REFUSED_S, _LEAST_REFUSED_S = 5.0, 0.5
-"""Such a call is refused after its own wait, within these bounds: a client may ask without any."""
+"""A call too many is refused after the wait that it asks for, within these bounds, since it may ask for none."""
 _LOOK_S = 1.0
 _LEAVE_S = 12.0
 _DEAD = "the client gave it up"

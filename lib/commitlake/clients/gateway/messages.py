@@ -19,7 +19,7 @@ from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, OpRecord
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NOT_STORED = (headers.PGROUP, headers.TRANSACTION_ID)
-"""Properties that name the group, and that a consumer gets and may send on."""
+"""Properties that are not stored: one names the group, and one comes with a message that a consumer sends on."""
 _NEEDS = {definitions.FIFO: "message_group", definitions.DELAY: "delivery_timestamp"}
 _OWN_KINDS = {definitions.LITE: "lite", definitions.PRIORITY: "priority"}
 _GZIP_WINDOW = 31

@@ -26,10 +26,11 @@ _TURNS = threading.Semaphore(2)
 class Lines:
     """The message groups of a FIFO consumer group: each a line of messages, of which only the first one is given out.
 
-    A message without a group, or of a consumer group that is not FIFO, is in no line. When the first one of a line
-    is to come again is kept in memory: after a receipt, another gateway would begin behind it. Attempts restart there.
+    A message without a group, or of a consumer group that is not FIFO, is in no line. The first one of a line gets no
+    receipt for its retry, since another gateway would then begin behind it. So its pause and its attempts are in memory
+    only, and restart in another gateway.
 
-    `give` lets the next client that asks have a message.
+    `give` hands a message to the next client that asks.
     """
 
     def __init__(self, is_fifo: bool, give: Callable[[ReceivedMessage], None]) -> None:
@@ -102,13 +103,13 @@ class Lines:
 
 
 class Reader:
-    """Reads messages in a thread of its own, and hands each to the client that asks first; of a line, the next one.
+    """Reads messages in a thread of its own, and hands each to the client that asks first.
 
     `client` is the id of the client for which the reader was made. The consumer leaves the group when the reader stops.
 
     Attributes:
         is_over: whether the reader has stopped or failed.
-        lines: its message groups, if `is_fifo`.
+        lines: the message groups; empty unless `is_fifo`.
         left: done when the consumer has left the group.
         missed: how often clients did not get a message, by its position. Such a message is sent alone, since it may be
             the cause.
