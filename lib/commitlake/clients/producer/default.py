@@ -14,7 +14,7 @@ import yaml
 from commitlake import config as configuration
 from commitlake.clients import tracing
 from commitlake.clients.producer.link import KafkaLink, Late
-from commitlake.clients.producer.message import Message, SendResult, SendStatus
+from commitlake.clients.producer.message import Message, SendResult
 from commitlake.clients.producer.plain import milliseconds, shown
 from commitlake.clients.producer.record_maker import RecordMaker, check_group, topic_of
 from commitlake.config import Conf, KafkaConfig, values
@@ -231,13 +231,8 @@ class DefaultMQProducer:
             span.sends(record)
             at = self._send_record(MESSAGES, encoded, timeout_ms)
         recall = wire.RecallRecord(msg_id=record.msg_id, topic=record.topic, message=at)
-        return SendResult(
-            send_status=SendStatus.SEND_OK,
-            msg_id=record.msg_id,
-            queue_id=at.queue,
-            queue_offset=at.offset,
-            recall_handle=encode_handle(recall) if maker.is_delayed(record) else None,
-        )
+        handle = encode_handle(recall) if maker.is_delayed(record) else None
+        return SendResult(msg_id=record.msg_id, queue_id=at.queue, queue_offset=at.offset, recall_handle=handle)
 
     def _send_batch(self, messages: list[Message], timeout_ms: int | None) -> SendResult:
         topics = [topic_of(each) for each in messages]
@@ -246,9 +241,7 @@ class DefaultMQProducer:
                 record, ids = maker.batch(messages)
                 encoded = wire.encode_message(record)
             at = self._send_record(MESSAGES, encoded, timeout_ms)
-        return SendResult(
-            send_status=SendStatus.SEND_OK, msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset
-        )
+        return SendResult(msg_id=",".join(ids), queue_id=at.queue, queue_offset=at.offset)
 
     def _send_record(
         self,

@@ -249,7 +249,7 @@ class SendResult:
         recall_handle: the handle by which `recall` takes back a delayed message, else None.
     """
 
-    send_status: SendStatus
+    send_status: SendStatus = SendStatus.SEND_OK
     msg_id: str
     queue_id: int
     queue_offset: int

@@ -113,7 +113,8 @@ class RecordMaker:
         bodies = [_member_body(message, place) for message in messages]
         ids = _member_ids(messages, own_id)
         members = [self._member(*each) for each in zip(messages, bodies, ids, strict=True)]
-        value, head = self._packed(members, own_id)
+        joined = message_batch.join(members, own_id) if self.settings.batch_head else None
+        value, head = joined or (message_batch.pack(members), None)  # the form that older coordinators read
         self._check_place(place)
         self._check_size(value)
         self._check_number(len(ids), place.sharding_key)
@@ -135,12 +136,6 @@ class RecordMaker:
 
         key = max((plain.sharding_key_of(message) or b"" for message in messages), key=len, default=b"")
         return message_batch.split(messages, member, most, is_joined=is_joined, sharding_key=key)
-
-    def _packed(self, members: Sequence[message_batch.Member], batch_id: str) -> tuple[bytes, int | None]:
-        """The value of a batch, in the newest form that the coordinator reads, and the size of its head, or None."""
-        return (
-            message_batch.join(members, batch_id) if self.settings.batch_head else (message_batch.pack(members), None)
-        )
 
     def is_delayed(self, record: wire.MessageRecord) -> bool:
         """Whether the record has a delay, so that it can be recalled."""

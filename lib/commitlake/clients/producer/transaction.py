@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from commitlake.clients.producer.listener import EndTransactionContext
-from commitlake.clients.producer.message import COMMIT, ROLLBACK, LocalTransactionState, Message, SendResult, SendStatus
+from commitlake.clients.producer.message import COMMIT, ROLLBACK, LocalTransactionState, Message, SendResult
 from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RefusedSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import MAX_HALF_MESSAGES, CheckRecord, HalfRecord, OpRecord
@@ -21,6 +21,11 @@ class HalfMessage(NamedTuple):
     message: Message
     record: HalfRecord
     at: Position
+
+    def acknowledged(self) -> dict[str, Any]:
+        """Fields of its `SendResult`."""
+        ids = {"msg_id": self.record.msg_id, "transaction_id": self.record.transaction_id}
+        return {**ids, "queue_id": self.at.queue, "queue_offset": self.at.offset}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +125,7 @@ class Transaction:
             except BaseException as error:  # also of a signal handler: a commit would include what may be in Kafka
                 self._uncertain = error
                 raise
-        return SendResult(
-            send_status=SendStatus.SEND_OK,
-            msg_id=half.record.msg_id,
-            queue_id=half.at.queue,
-            queue_offset=half.at.offset,
-            transaction_id=half.record.transaction_id,
-        )
+        return SendResult(**half.acknowledged())
 
     def commit(self) -> None:
         """Make all messages visible; does nothing the second time.

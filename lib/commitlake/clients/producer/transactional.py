@@ -25,7 +25,6 @@ from commitlake.clients.producer.message import (
     LocalTransactionState,
     Message,
     MessageExt,
-    SendStatus,
     TransactionSendResult,
 )
 from commitlake.clients.producer.plain import milliseconds
@@ -61,16 +60,11 @@ class TransactionMQProducer(DefaultMQProducer):
     Args:
         group: producer group.
         listener: runs and looks up local transactions.
-        bootstrap_servers: Kafka's `host:port,...`; this and the next six are as for `DefaultMQProducer`.
-        topic_prefix: the coordinator's `kafka.topic_prefix`.
-        options: the coordinator's `kafka.options`.
-        client_options: more keyword arguments of kafka-python's clients.
-        send_msg_timeout: how long a send may take.
-        start_timeout: how long `start` waits.
-        engine: the client that sends.
         executor: answers checks, instead of a pool of 5 threads; the producer does not shut it down.
         check_timeout: how long a listener call for a check may take. When no call returns for so long, this instance
             leaves the group until one returns, so that other instances answer.
+
+    The other arguments are those of `DefaultMQProducer`.
     """
 
     def __init__(
@@ -345,13 +339,7 @@ class TransactionMQProducer(DefaultMQProducer):
 def sent_result(half: HalfMessage, decision: Verdict) -> TransactionSendResult:
     """The result of a transactional send."""
     return TransactionSendResult(
-        send_status=SendStatus.SEND_OK,
-        msg_id=half.record.msg_id,
-        queue_id=half.at.queue,
-        queue_offset=half.at.offset,
-        transaction_id=half.record.transaction_id,
-        local_transaction_state=decision.state,
-        exception=decision.exception,
+        **half.acknowledged(), local_transaction_state=decision.state, exception=decision.exception
     )
 
 
