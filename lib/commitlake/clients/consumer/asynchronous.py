@@ -84,18 +84,7 @@ class AsyncConsumer:
     ) -> None:
         """Call a handler for each message: a coroutine function on this event loop, any other in threads.
 
-        Cancelling this call waits for the running handlers.
-
-        Args:
-            handler: called with a message.
-            threads: how many calls run at a time.
-            max_attempts: attempts altogether.
-            ordered: as in `Consumer.run`.
-            pauses: before the second attempt, the third and so on; the last pause holds for all further attempts.
-
-        Raises:
-            ConsumerError: the group's tables can't be written; an `ArgumentError` when an argument can't be used.
-            WarehouseError: the topic can't be read.
+        Cancelling this call waits for the running handlers. The arguments and the errors are those of `Consumer.run`.
         """
         loop, options = asyncio.get_running_loop(), (threads, max_attempts, pauses, ordered)
         with stopped_by_signals(self._consumer.told):

@@ -108,7 +108,12 @@ class Runner:
 
     def _serve(self) -> None:
         while (call := self._work.get()) is not None:
-            call()
+            try:
+                call()
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                self._room.release()
 
     def _hand_over(self, messages: Iterable[ReceivedMessage]) -> None:
         try:
@@ -162,23 +167,13 @@ class Runner:
             self._work.put(partial(self._work_in_line, key, line))
 
     def _work_alone(self, message: ReceivedMessage) -> None:
-        try:
-            remark = None if self._stop.is_set() else self._call(message)
-            if remark is not None:
-                message.retry(self._pauses[min(message.attempt, len(self._pauses)) - 1], self._most, remark)
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            self._room.release()
+        remark = None if self._stop.is_set() else self._call(message)
+        if remark is not None:
+            message.retry(self._pauses[min(message.attempt, len(self._pauses)) - 1], self._most, remark)
 
     def _work_in_line(self, key: Hashable, line: Line) -> None:
-        try:
-            while not self._stop.is_set() and self._work_on_first(key, line):
-                pass
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            self._room.release()
+        while not self._stop.is_set() and self._work_on_first(key, line):
+            pass
 
     def _work_on_first(self, key: Hashable, line: Line) -> bool:
         """Handle the first message of a line; False when the line is empty or its first message waits for a retry.

@@ -221,21 +221,25 @@ class Reader:
                 raise self._failure
             if self.is_over:
                 return
-            if not self._returned:
-                self._accept(await self._messages.get())
-            elif self._returned[0].is_late():  # wait for this instance's next sync, which shows who owns the queues
+            if message := self._take_now():
+                found.append(message)
+            elif self._returned:  # it is late: this instance's next sync shows who owns the queues
                 await asyncio.sleep(_LOOK_S)
-            found.extend(self._next())
+            else:
+                self._accept(await self._messages.get())
 
     def _take_now(self) -> ReceivedMessage | None:
-        found: list[ReceivedMessage] = []
-        while not (found or (self._messages.empty() and not self._returned)):
+        """The next message; None if there is none now, or if another instance may have its queue."""
+        while self._returned or not self._messages.empty():
             if not self._returned:
                 self._accept(self._messages.get_nowait())
             elif self._returned[0].is_late():
-                break
-            found += self._next()
-        return found[0] if found else None
+                return None
+            elif (message := self._returned.popleft()).release():
+                self.lines.passed(message)
+            else:
+                return message
+        return None
 
     def _accept(self, message: ReceivedMessage | None) -> None:
         """Take over a message of the reading thread; None only wakes a waiting call."""
@@ -243,16 +247,6 @@ class Reader:
             self._room.release()
             if self.lines.admit(message):
                 self._returned.append(message)
-
-    def _next(self) -> list[ReceivedMessage]:
-        """The next message, or none: also none if its queue goes, or may have gone, to another instance."""
-        if not self._returned or self._returned[0].is_late():
-            return []
-        message = self._returned.popleft()
-        if message.release():
-            self.lines.passed(message)
-            return []
-        return [message]
 
     def _run(self) -> None:
         failure: Exception | None = None
