@@ -417,15 +417,3 @@ def test_a_consumer_waits_a_second_for_another_one_s_open_row_and_then_says_so(s
         with Once(second, "m1", create=False) as is_new:
             assert not is_new
         assert str(next(iter(run(ask)))[0]) in ("7", "7s")
-
-
-def test_a_block_of_once_that_fails_leaves_the_message_to_the_next(shop: Shop) -> None:
-    with shop.engine.connect() as connection:
-        for _ in range(2):
-            with suppress(ValueError), Once(connection, "m1", create=False) as is_new:
-                assert is_new
-                shop.order(connection)
-                raise ValueError
-        with Once(connection, "m1", create=False):
-            shop.order(connection)
-    assert shop.orders() == ["17"]
