@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from commitlake import DatabaseListener
-from commitlake.clients import databases
-from commitlake.clients.proof_rows import ProofRows
+from commitlake.clients.proof_rows import ProofRows, opened_rows
 from commitlake.clients.sql import sql_of
 from commitlake.errors import ArgumentError, ConfigError, DatabaseError, SetupError
 from commitlake.protocol.clock import now_ms
@@ -135,6 +134,6 @@ def test_a_package_that_is_missing_is_told_with_what_installs_it(monkeypatch: py
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with (
         pytest.raises(SetupError, match="the driver psycopg is missing"),
-        databases.opened_rows("URL", "postgresql://"),
+        opened_rows("URL", "postgresql://"),
     ):
         pass

@@ -27,7 +27,7 @@ LAYERS = {
     "clients": (
         ("daemon_pool", "renamed", "sql", "tracing"),
         ("asyncio_sql", "proof_rows"),
-        ("databases", "producer", "consumer"),
+        ("producer", "consumer"),
         ("delta", "gateway"),
     ),
     "coordinator": (

@@ -1,4 +1,4 @@
-"""The rows of `commitlake_transactions`, a table in a service's own database."""
+"""The rows of `commitlake_transactions`, a table in a service's own database, on any connection or at an address."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import pairwise
+from typing import Any
 
-from commitlake.clients.sql import Sql
-from commitlake.errors import ArgumentError, ProducerError, UndecidedError
+from commitlake.clients.sql import Sql, sql_of
+from commitlake.config.keys import masked
+from commitlake.config.secret_references import is_secret_reference, resolve
+from commitlake.errors import (
+    ArgumentError,
+    ConfigError,
+    DatabaseError,
+    ProducerError,
+    SetupError,
+    UndecidedError,
+    installed_by,
+)
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import (
     CREATE,
@@ -57,6 +69,13 @@ _WAITS = {
     "mariadb": _OF_INNODB,
 }
 """Statements that shorten a transaction's waits for others to a second, and that restore the time before."""
+
+ADDRESSES = "postgresql://HOST/DATABASE, mysql+pymysql://HOST/DATABASE or sqlite:///FILE"
+_WAITS_OF_DRIVERS = {
+    "psycopg": {"connect_timeout": "10", "options": "-c statement_timeout=60000"},
+    "pymysql": {"connect_timeout": "10", "read_timeout": "60", "write_timeout": "60"},
+}
+"""By driver, in s and ms: a silent host is reported and tried again."""
 
 
 class ProofRows:
@@ -242,3 +261,58 @@ class ProofRows:
             self.sql.rollback()
             if not self.sql.has(TABLE):  # else another instance was quicker
                 raise
+
+
+@contextmanager
+def opened_rows(name: str, address: str, user: str | None = None, password: str | None = None) -> Iterator[ProofRows]:
+    """The rows on a connection of its own.
+
+    Args:
+        name: the configuration key whose parts these are, for errors.
+        address: SQLAlchemy's URL, or a reference to it, such as `env:NAME`.
+        user: of the database, or a reference.
+        password: a reference.
+
+    Raises:
+        ConfigError: the address can't be read.
+        SetupError: SQLAlchemy or the driver is missing.
+        DatabaseError: the database refuses, or is out of reach.
+    """
+    try:
+        alchemy, errors = import_module("sqlalchemy"), import_module("sqlalchemy.exc")
+    except ModuleNotFoundError as error:
+        msg = f"{name} needs the module {error.name}; install it with {installed_by('database')}"
+        raise SetupError(msg) from error
+    if password is not None and not is_secret_reference(password):
+        msg = f"{name}.password: a secret is not allowed here; write where it is, as env:NAME or file:/path"
+        raise ConfigError(msg)
+    url = _url(alchemy, errors, name, address).set(
+        username=user and resolve(f"{name}.user", user), password=password and resolve(f"{name}.password", password)
+    )
+    try:
+        engine = alchemy.create_engine(url, poolclass=alchemy.NullPool)
+        with engine.connect() as connection:
+            yield ProofRows(sql_of(connection))
+    except ModuleNotFoundError as error:
+        msg = f"{name}: the driver {error.name} is missing; install it, or name another one in the address"
+        raise SetupError(msg) from error
+    except errors.SQLAlchemyError as error:
+        told = " ".join(masked("", str(getattr(error, "orig", None) or error)).split())[:300]
+        shown = url.set(query={}).render_as_string()
+        msg = f"{name}: {told}; check {shown}, its table and user"
+        raise DatabaseError(msg) from None  # the chain may show the password
+
+
+def _url(alchemy: Any, errors: Any, name: str, address: str) -> Any:
+    try:
+        url = alchemy.make_url(resolve(name, address))
+    except (errors.ArgumentError, ValueError):  # its text may have the password
+        msg = f"{name}: it is no address of SQLAlchemy; write {ADDRESSES}"
+        raise ConfigError(msg) from None
+    if not is_secret_reference(address) and (url.password is not None or "password" in url.query):
+        msg = f"{name}: a password is not allowed in it; say where the password is, as env:NAME or file:/path"
+        raise ConfigError(msg)
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    patience = _WAITS_OF_DRIVERS.get(url.drivername.partition("+")[2], {})
+    return url.set(query={**patience, **url.query})

@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from commitlake.clients.databases import opened_rows
 from commitlake.clients.delta import marks
 from commitlake.clients.delta.allowed_places import DEADLINE, DELTA_LOG, TABLES, AllowedPlaces, deadline_of, places_of
-from commitlake.clients.proof_rows import ProofRows
+from commitlake.clients.proof_rows import ProofRows, opened_rows
 from commitlake.config import Config
 from commitlake.config.terminal import printable
 from commitlake.coordinator.resolving.rules import POSTGRESQL, CheckRule, rule_of

@@ -17,8 +17,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from commitlake.clients.databases import ADDRESSES
 from commitlake.clients.delta.allowed_places import DELTA_LOG
+from commitlake.clients.proof_rows import ADDRESSES
 from commitlake.config.secret_references import is_secret_reference
 from commitlake.config.values import duration
 from commitlake.errors import ConfigError

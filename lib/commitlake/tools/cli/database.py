@@ -38,7 +38,7 @@ def create(
     if url is None:
         print(created_by().replace("; ", ";\n") + ";")
         return
-    from commitlake.clients.databases import opened_rows
+    from commitlake.clients.proof_rows import opened_rows
 
     with opened_rows("database", url, user, password) as rows:
         rows.create()
@@ -59,7 +59,7 @@ def tidy(
     A younger row may still have to answer a check. A consumer that comes to a message again, after its row has gone,
     handles it again.
     """
-    from commitlake.clients.databases import opened_rows
+    from commitlake.clients.proof_rows import opened_rows
     from commitlake.config.terminal import counted
 
     with opened_rows("database", url, user, password) as rows:
