@@ -21,7 +21,6 @@ from tests.support.topic_table import message as row
 from tests.support.topic_table import write
 
 from commitlake.clients.gateway import server
-from commitlake.clients.gateway.messages import TransactionHandle
 from commitlake.clients.gateway.producers import SEND_MS
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
@@ -204,14 +203,6 @@ def test_access_keys_and_a_clean_end(kafka: Namespace, tmp_path: Path) -> None:
             stranger.send(message("orders", b"forged"))
         assert running.end() == 0
     assert [record.value for record in kafka.read("messages")] == [b"signed"]
-
-
-def test_the_id_in_a_receipt_names_the_transaction_of_the_tables(kafka: Namespace, port: int) -> None:
-    with client(port, "orders", check=lambda _: COMMIT) as producer:
-        receipt = producer.send(message("orders", b"half"), producer.begin_transaction())
-    (half,) = kafka.read("half")
-    assert TransactionHandle.parse(receipt.transaction_id).transaction_id == headers(half)["__transactionId__"]
-    assert receipt.transaction_id.startswith(headers(half)["__transactionId__"])
 
 
 @pytest.fixture

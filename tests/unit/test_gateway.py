@@ -89,6 +89,8 @@ def test_another_gateway_ends_a_transaction(resolution: int, shown: list[str]) -
     kafka = Kafka()
     (entry,) = kafka.send(message(kind=d.TRANSACTION, properties={"PGROUP": "order service: ü"})).entries
     assert kafka.coordinator.messages("orders") == []
+    (transaction_id,) = kafka.coordinator.pending
+    assert entry.transaction_id.startswith(transaction_id), "so whoever has the receipt finds it in the tables"
     assert code(kafka.serve(lambda stub: stub.EndTransaction(end(entry, resolution), metadata=CLIENT))) == "OK"
     assert [row.message_id for row in kafka.coordinator.messages("orders")] == shown
     assert kafka.coordinator.rejected == []
