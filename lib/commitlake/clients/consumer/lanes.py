@@ -89,8 +89,8 @@ class Lane:
         round: round of first attempts.
         handed: messages at their first attempt, in order, with `Passed` between them.
         retries: messages that wait for their next attempt, and those that were handed over again.
-        is_closing: another instance reads the queue, or is due to; no more messages are handed over.
-        is_lost: another instance may read the queue already, and gets all messages that are not done.
+        is_closing: the queue goes, or has gone, to another instance, so no more messages are handed over.
+        is_lost: it has gone, and the other one gets all messages that are not done; `is_closing`, too.
     """
 
     cursor: Cursor
@@ -183,9 +183,9 @@ class Lanes:
             return set(self._lanes)
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
-        """Queues that exceed their share of `most_bytes`, if all exceed it together; each with its front's position.
+        """Queues whose messages that are finished behind an open one take more than their share of `most_bytes`.
 
-        Bytes of messages count that are finished behind an open one.
+        Each comes with the position of that open one. None while all queues together take at most `most_bytes`.
         """
         with self._lock:
             self._settle()
@@ -274,7 +274,7 @@ class Lanes:
     def follow(self, state: assignment.State, me: str, held: Collection[int]) -> bool:
         """Make the lanes those of the queues that this instance owns now; return whether any lane is new.
 
-        A queue that is not in `held`, those that were owned and held before, gets a new lane, if it is owned. After a
+        `held` has the queues that were owned and held before; any other queue that is owned gets a new lane. After a
         change, or while a lane closes, `has_news` is True.
         """
         mine, due = assignment.owned(state, me), assignment.due(state)

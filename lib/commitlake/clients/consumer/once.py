@@ -26,7 +26,7 @@ def row_id(*names: str) -> str:
 
 
 class Once:
-    """A transaction that commits with the block and the row `name`; False when the row is there already.
+    """The transaction of a block, which commits with the row `name`; `with` gives False when the row is there already.
 
     What a block does then is rolled back, as after an error in it. `with` takes what `sql_of` takes, `async with` what
     `awaited` takes: SQLAlchemy runs the code for plain connections in a greenlet. A cancelled task needs no care: its
@@ -110,7 +110,7 @@ def _is_new(rows: ProofRows, name: str, create: bool) -> bool:
 
 
 def _inserted(rows: ProofRows, name: str) -> bool:
-    """Whether the row was not there; waits a second for another transaction that has it."""
+    """Insert the row; False when it was there. Another transaction that has it is waited for, for a second."""
     rows.sql.begin()
     try:
         with rows.short_wait():
