@@ -416,10 +416,3 @@ def test_options_of_kafka_python_reach_the_clients(kafka: Namespace) -> None:
         if kafka.engine == "kafka-python":
             assert producer._link._started()._engine._client.config["compression_type"] == "gzip"
     assert [record.value for record in kafka.read("messages")] == [b"a" * 100_000]
-
-
-def test_transactions_without_a_listener_warn_once(kafka: Namespace, caplog: pytest.LogCaptureFixture) -> None:
-    with kafka.producer() as producer:
-        for _ in range(3):
-            producer.begin_transaction().rollback()
-    assert caplog.text.count("begins transactions without a listener") == 1
