@@ -20,6 +20,7 @@ from commitlake.clients.producer.check_reader import Calls
 from commitlake.clients.producer.link import Done
 from commitlake.clients.producer.listener import Verdict, failed, hook_call, judged
 from commitlake.clients.producer.message import Message, MessageExt
+from commitlake.clients.producer.record_maker import sharding_key_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage
 from commitlake.clients.producer.transactional import TransactionMQProducer, unanswered
 from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RecordError, UndecidedError
@@ -76,7 +77,7 @@ class SendLanes:
         first = message[0] if isinstance(message, Sequence) and message else message
         key = None
         with suppress(RecordError):  # the send raises it
-            key = plain.sharding_key_of(first) if isinstance(first, Message) else None
+            key = sharding_key_of(first) if isinstance(first, Message) else None
         return nullcontext() if key is None else self._locks.setdefault(key, asyncio.Lock())
 
 

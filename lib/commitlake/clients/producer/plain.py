@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from datetime import datetime
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from commitlake.clients.renamed import warn_user
 from commitlake.errors import ArgumentError, RecordError
 from commitlake.protocol import database_row, headers
-from commitlake.protocol.clock import now_ms
 from commitlake.protocol.durations import DAY_MS, duration_ms
 from commitlake.protocol.encoding import MAX_ID_LENGTH, plain_text, utf8
 from commitlake.protocol.postgresql import TRANSACTION
-
-if TYPE_CHECKING:
-    from commitlake.clients.producer.message import Message
 
 PROOFS = (TRANSACTION, database_row.NAME)
 """Properties that name what answers the checks of one transaction."""
@@ -30,12 +25,10 @@ _LONGEST_MS = 20 * DAY_MS
 _MS_FROM = 1_000
 """A number from here on still means ms, as until 0.2: nobody waits for a quarter of an hour."""
 _UNCLEAR_FROM = 100
-_MOST = 10**18
+MOST = 10**18
 """Larger numbers become this one, which is as wrong: Python makes no text of a number of more than 4 300 digits."""
 _MOST_IMMUNITY_S = 2**31 - 1
 """The largest value of the column; landing counts a number of more than 18 digits as absent."""
-_LONG_AGO_MS = 365 * DAY_MS
-_OF_MS = "ms from 0 up, a text such as '15s', or a timedelta"
 
 
 def milliseconds(name: str, given: object) -> int:
@@ -104,7 +97,7 @@ def whole(given: Any) -> int | None:
     if isinstance(given, bool):
         return None
     try:
-        return max(-_MOST, min(operator.index(given), _MOST))
+        return max(-MOST, min(operator.index(given), MOST))
     except TypeError:
         return None
 
@@ -129,48 +122,6 @@ def id_of(name: str, given: object) -> str | None:
         "shorten it, for example to a hash of it, or leave it out for a new id"
     )
     raise RecordError(msg, "MISSING_UNIQ_KEY")
-
-
-def tags_of(message: Message) -> str | None:
-    """The tag of a message; None for an empty one.
-
-    Raises:
-        RecordError: no filter can select the tag: it has `||`, or blanks at its ends.
-    """
-    tags = None if message.tags is None else text("Message.tags", message.tags) or None
-    if tags and (tags != tags.strip() or "||" in tags):
-        msg = f"the tag is {tags!r:.100}, which no filter can select; it must have no || and no blanks at its ends"
-        raise RecordError(msg, "ILLEGAL_MESSAGE_TAG")
-    return tags
-
-
-def keys_of(message: Message) -> str | None:
-    """The business keys of a message; None for an empty text."""
-    return None if message.keys is None else text("Message.keys", message.keys) or None
-
-
-def sharding_key_of(message: Message) -> bytes | None:
-    """The sharding key of a message as bytes; None without one."""
-    return None if message.sharding_key is None else data("Message.sharding_key", message.sharding_key)
-
-
-def properties_of(message: Message) -> dict[str, str]:
-    """The user properties of a message.
-
-    Raises:
-        RecordError: `Message.properties` is no dict, which `delta_transaction` needs to add its own; or one of them is
-            no user property.
-    """
-    given: object = message.properties
-    if not isinstance(given, dict):
-        msg = f"Message.properties is {shown(given)}; it must be a dict of strings to strings"
-        raise RecordError(msg)
-    found = dict(named(*each) for each in given.items())
-    for name in headers.RESERVED_HEADERS.intersection(found):
-        free(name)
-    for name in PROOFS:  # copied from a received message, it would make that one's transaction answer
-        found.pop(name, None)
-    return found
 
 
 def named(name: object, value: object) -> tuple[str, str]:
@@ -199,25 +150,6 @@ def free(name: str) -> str:
     return name
 
 
-def delays_of(message: Message) -> dict[str, str]:
-    """The delay headers of a message.
-
-    Raises:
-        RecordError: `BAD_DELAY`, landing would reject one, or the time to deliver was more than a year ago.
-    """
-    level, delayed, ms = message.delay_time_level, message.delay_seconds, message.delay_milliseconds
-    found = {
-        headers.DELAY: None if level is None else _needed("delay_time_level", level, whole(level), "a whole number"),
-        headers.TIMER_DELAY_SEC: whole(delayed),
-        headers.TIMER_DELAY_MS: None if ms is None else _needed("delay_milliseconds", ms, _delay_ms(ms), _OF_MS),
-        headers.TIMER_DELIVER_MS: None if message.deliver_at is None else _deliver_ms(message.deliver_at),
-    }
-    if delayed is not None and found[headers.TIMER_DELAY_SEC] is None:  # seconds precede ms, so they replace the ms
-        allowed = "seconds from 0 up, a text such as '3h', or a timedelta"
-        found[headers.TIMER_DELAY_MS] = _needed("delay_seconds", delayed, _ms(delayed), allowed)
-    return {name: str(value) for name, value in found.items() if value is not None}
-
-
 def immunity_s(given: object) -> int | None:
     """An immunity in whole seconds, rounded up: landing counts anything but a whole number as absent.
 
@@ -228,48 +160,17 @@ def immunity_s(given: object) -> int | None:
     """
     if given is None or whole(given) == -1:
         return None
-    ms = _ms(given)
+    ms = ms_of(given)
     if ms is None:
         msg = f"check_immunity_seconds is {shown(given)}; give seconds from 0 up, a text such as '60s', or a timedelta"
         raise RecordError(msg)
     return min(-(-ms // 1_000), _MOST_IMMUNITY_S)
 
 
-def _ms(given: Any, per_second: int = 1) -> int | None:
+def ms_of(given: Any, per_second: int = 1) -> int | None:
     """Length in ms of a duration; None if `given` is none. A fraction counts units of 1 / `per_second` s."""
     number: float | None = whole(given)
     if number is None and not isinstance(given, bool) and isinstance(given, Real):
         with suppress(OverflowError, TypeError):  # raised by a fraction that is too large, and by numpy's timedelta64
             number = float(given) / per_second
     return duration_ms(given if number is None else number)
-
-
-def _delay_ms(given: object) -> int | None:
-    """Length in ms; negative whole numbers are allowed, since RocketMQ counts them as absent."""
-    number = whole(given)
-    return number if number is not None else _ms(given, 1_000)
-
-
-def _needed(name: str, given: object, found: int | None, allowed: str) -> int:
-    if found is None:
-        msg = f"{name} is {shown(given)}; give {allowed}"
-        raise RecordError(msg, "BAD_DELAY")
-    return min(found, _MOST)
-
-
-def _deliver_ms(given: object) -> int:
-    """The time of delivery, ms since epoch, UTC."""
-    if isinstance(given, datetime):
-        if given.tzinfo is None or given.utcoffset() is None:
-            msg = f"deliver_at is {given.isoformat()} without a time zone; set an aware datetime or ms since epoch"
-            raise RecordError(msg, "BAD_DELAY")
-        at = round(given.timestamp() * 1_000)
-    else:
-        at = _needed("deliver_at", given, whole(given), "an aware datetime, or whole ms since epoch (13 digits)")
-    if at < now_ms() - _LONG_AGO_MS:
-        msg = (
-            f"deliver_at is {given}, which is more than a year ago; give ms since epoch (13 digits, where seconds have "
-            "10) or an aware datetime, or leave it out to deliver at once"
-        )
-        raise RecordError(msg, "BAD_DELAY")
-    return at

@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,10 +19,13 @@ from commitlake.clients.tracing import TRACEPARENT
 from commitlake.errors import ArgumentError, RecordError
 from commitlake.protocol import delay, headers, message_batch, topic_names, wire
 from commitlake.protocol.clock import now_ms
+from commitlake.protocol.durations import DAY_MS
 from commitlake.protocol.encoding import MAX_ID_LENGTH, Position, plain_text, to_headers
 
 Proof = Mapping[str, str]
 NO_PROOF: Proof = MappingProxyType({})
+_LONG_AGO_MS = 365 * DAY_MS
+_WHOLE, _OF_MS = "a whole number", "ms from 0 up, a text such as '15s', or a timedelta"
 
 
 def new_id() -> str:
@@ -134,7 +138,7 @@ class RecordMaker:
             is_implied = is_joined and times[id(message)] == 1
             return self._member(message, _body(message), _id(message) or (None if is_implied else longest))
 
-        key = max((plain.sharding_key_of(message) or b"" for message in messages), key=len, default=b"")
+        key = max((sharding_key_of(message) or b"" for message in messages), key=len, default=b"")
         return message_batch.split(messages, member, most, is_joined=is_joined, sharding_key=key)
 
     def is_delayed(self, record: wire.MessageRecord) -> bool:
@@ -153,13 +157,13 @@ class RecordMaker:
         self._check_place(place)
         body = _body(message)
         self._check_size(body)
-        delays = plain.delays_of(message)
+        delays = _delays(message)
         self._delay(delays)
         return {
             **self._common(place),
             "body": body,
-            "tags": plain.tags_of(message),
-            "keys": plain.keys_of(message),
+            "tags": _tags(message),
+            "keys": _keys(message),
             "properties": self._properties(message),
             "delays": delays,
             "msg_id": message.take_id(new_id()),
@@ -168,8 +172,8 @@ class RecordMaker:
     def _member(self, message: Message, body: bytes, message_id: str | None) -> message_batch.Member:
         own = {
             headers.UNIQ_KEY: message_id,
-            headers.TAGS: plain.tags_of(message),
-            headers.KEYS: plain.keys_of(message),
+            headers.TAGS: _tags(message),
+            headers.KEYS: _keys(message),
         }
         present = {name: value for name, value in own.items() if value is not None}
         given = {**self._properties(message), **present}
@@ -177,8 +181,22 @@ class RecordMaker:
         return message_batch.Member(body, given)
 
     def _properties(self, message: Message) -> dict[str, str]:
-        given = plain.properties_of(message)
-        return given if TRACEPARENT in given else {**self.trace, **given}
+        """The user properties of a message; with the trace, unless it has one of its own.
+
+        Raises:
+            RecordError: `Message.properties` is no dict, which `delta_transaction` needs to add its own; or one of them
+                is no user property.
+        """
+        given: object = message.properties
+        if not isinstance(given, dict):
+            msg = f"Message.properties is {plain.shown(given)}; it must be a dict of strings to strings"
+            raise RecordError(msg)
+        found = dict(plain.named(*each) for each in given.items())
+        for name in headers.RESERVED_HEADERS.intersection(found):
+            plain.free(name)
+        for name in plain.PROOFS:  # copied from a received message, it would make that one's transaction answer
+            found.pop(name, None)
+        return found if TRACEPARENT in found else {**self.trace, **found}
 
     def _common(self, place: _Place) -> dict[str, Any]:
         return {**place._asdict(), "producer_group": self.group, "born_timestamp": now_ms()}
@@ -232,7 +250,7 @@ def _place(message: Message) -> _Place:
     if message.queue_id is not None and queue_id is None:
         msg = f"the queue id is {plain.shown(message.queue_id)}; it must be a whole number"
         raise RecordError(msg, "BAD_QUEUE_ID")
-    return _Place(topic, queue_id, plain.sharding_key_of(message))
+    return _Place(topic, queue_id, sharding_key_of(message))
 
 
 def _member_ids(messages: Sequence[Message], batch_id: str) -> list[str]:
@@ -257,3 +275,76 @@ def _member_body(message: Message, first: _Place) -> bytes:
         msg = f"topic {place.topic!r} is a retry topic, which takes no batches; send the messages one by one"
         raise RecordError(msg, "BAD_BATCH")
     return body
+
+
+def _tags(message: Message) -> str | None:
+    """The tag of a message; None for an empty one.
+
+    Raises:
+        RecordError: no filter can select the tag: it has `||`, or blanks at its ends.
+    """
+    tags = None if message.tags is None else plain.text("Message.tags", message.tags) or None
+    if tags and (tags != tags.strip() or "||" in tags):
+        msg = f"the tag is {tags!r:.100}, which no filter can select; it must have no || and no blanks at its ends"
+        raise RecordError(msg, "ILLEGAL_MESSAGE_TAG")
+    return tags
+
+
+def _keys(message: Message) -> str | None:
+    """The business keys of a message; None for an empty text."""
+    return None if message.keys is None else plain.text("Message.keys", message.keys) or None
+
+
+def sharding_key_of(message: Message) -> bytes | None:
+    """The sharding key of a message as bytes; None without one."""
+    return None if message.sharding_key is None else plain.data("Message.sharding_key", message.sharding_key)
+
+
+def _delays(message: Message) -> dict[str, str]:
+    """The delay headers of a message.
+
+    Raises:
+        RecordError: `BAD_DELAY`, landing would reject one, or the time to deliver was more than a year ago.
+    """
+    level, delayed, ms = message.delay_time_level, message.delay_seconds, message.delay_milliseconds
+    found = {
+        headers.DELAY: None if level is None else _needed("delay_time_level", level, plain.whole(level), _WHOLE),
+        headers.TIMER_DELAY_SEC: plain.whole(delayed),
+        headers.TIMER_DELAY_MS: None if ms is None else _needed("delay_milliseconds", ms, _delay_ms(ms), _OF_MS),
+        headers.TIMER_DELIVER_MS: None if message.deliver_at is None else _deliver_ms(message.deliver_at),
+    }
+    if delayed is not None and found[headers.TIMER_DELAY_SEC] is None:  # seconds precede ms, so they replace the ms
+        allowed = "seconds from 0 up, a text such as '3h', or a timedelta"
+        found[headers.TIMER_DELAY_MS] = _needed("delay_seconds", delayed, plain.ms_of(delayed), allowed)
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _delay_ms(given: object) -> int | None:
+    """Length in ms; negative whole numbers are allowed, since RocketMQ counts them as absent."""
+    number = plain.whole(given)
+    return number if number is not None else plain.ms_of(given, 1_000)
+
+
+def _needed(name: str, given: object, found: int | None, allowed: str) -> int:
+    if found is None:
+        msg = f"{name} is {plain.shown(given)}; give {allowed}"
+        raise RecordError(msg, "BAD_DELAY")
+    return min(found, plain.MOST)
+
+
+def _deliver_ms(given: object) -> int:
+    """The time of delivery, ms since epoch, UTC."""
+    if isinstance(given, datetime):
+        if given.tzinfo is None or given.utcoffset() is None:
+            msg = f"deliver_at is {given.isoformat()} without a time zone; set an aware datetime or ms since epoch"
+            raise RecordError(msg, "BAD_DELAY")
+        at = round(given.timestamp() * 1_000)
+    else:
+        at = _needed("deliver_at", given, plain.whole(given), "an aware datetime, or whole ms since epoch (13 digits)")
+    if at < now_ms() - _LONG_AGO_MS:
+        msg = (
+            f"deliver_at is {given}, which is more than a year ago; give ms since epoch (13 digits, where seconds have "
+            "10) or an aware datetime, or leave it out to deliver at once"
+        )
+        raise RecordError(msg, "BAD_DELAY")
+    return at
