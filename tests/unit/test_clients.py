@@ -17,6 +17,13 @@ from commitlake.kafka.admin_client import explain
 from commitlake.kafka.refusals import Client, is_refusal
 
 JAAS = r'org.apache.kafka.common.security.scram.ScramLoginModule required username="app" password="a\"b;c";'
+SCRAM = {
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "SCRAM-SHA-512",
+    "sasl_jaas_config": JAAS,
+    "ssl_truststore_type": "PEM",
+    "ssl_endpoint_identification_algorithm": "",
+}
 
 
 def kafka(**options: str) -> config.KafkaConfig:
@@ -42,18 +49,8 @@ def test_scram_and_pem_stores_reach_the_python_clients(tmp_path: Path) -> None:
     ca, me = tmp_path / "ca.pem", tmp_path / "me.pem"
     ca.touch()
     me.touch()
-    given = kafka(
-        security_protocol="SASL_SSL",
-        sasl_mechanism="SCRAM-SHA-512",
-        sasl_jaas_config=JAAS,
-        ssl_truststore_type="PEM",
-        ssl_truststore_location=str(ca),
-        ssl_keystore_type="PEM",
-        ssl_keystore_location=str(me),
-        ssl_key_password="p",
-        ssl_endpoint_identification_algorithm="",
-        request_timeout_ms="5000",
-    )
+    own = {"ssl_keystore_type": "PEM", "ssl_keystore_location": str(me), "ssl_key_password": "p"}
+    given = kafka(**SCRAM, **own, ssl_truststore_location=str(ca), request_timeout_ms="5000")
     assert clients.python_options(given) == {
         "bootstrap_servers": ["a:1", "b:2"],
         "kafka_client": Client,
@@ -129,15 +126,7 @@ def test_mechanisms_with_tokens_need_no_jaas(mechanism: str) -> None:
 def test_options_go_to_librdkafka_under_its_names(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.touch()
-    given = kafka(
-        security_protocol="SASL_SSL",
-        sasl_mechanism="SCRAM-SHA-512",
-        sasl_jaas_config=JAAS,
-        ssl_truststore_type="PEM",
-        ssl_truststore_location=str(ca),
-        ssl_endpoint_identification_algorithm="",
-        reconnect_backoff_ms="70",
-    )
+    given = kafka(**SCRAM, ssl_truststore_location=str(ca), reconnect_backoff_ms="70")
     found = clients.confluent_options(given)
     assert found["bootstrap.servers"] == given.bootstrap_servers
     assert (found["sasl.username"], found["sasl.password"]) == ("app", 'a"b;c')

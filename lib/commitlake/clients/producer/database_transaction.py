@@ -122,7 +122,7 @@ class DatabaseTransaction(Transaction):
         """Tie the next try to send to the open savepoint, if there is one.
 
         Raises:
-            ProducerError: as of `_state`, or a check has revoked the row.
+            ProducerError: see `_state`, or a check has revoked the row.
         """
         state = self._state()
         self._tries += 1
