@@ -214,7 +214,7 @@ class ReceivedMessage:
 
         Args:
             database: a connection of sqlite3, psycopg 3 or Django, or a connection or session of SQLAlchemy, in no
-                transaction; for `async with` SQLAlchemy's or psycopg's of asyncio.
+                transaction; for `async with` one of asyncio: of SQLAlchemy, psycopg 3 or asyncpg.
             create: make the table `commitlake_transactions` where it is missing; else a migration does.
 
         Raises:

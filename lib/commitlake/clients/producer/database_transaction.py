@@ -187,9 +187,9 @@ class DatabaseListener(TransactionListener):
     asked again.
 
     Args:
-        connect: makes a connection of sqlite3 or psycopg for each check, such as `lambda: sqlite3.connect("shop.db")`,
-            or of Django, `lambda: connections.create_connection("default")`; or an engine of SQLAlchemy. Without
-            either, `lambda: asyncpg.connect(...)`, or psycopg's `AsyncConnection.connect`.
+        connect: makes a connection for each check: of sqlite3 or psycopg, such as `lambda: sqlite3.connect("shop.db")`,
+            of Django, `lambda: connections.create_connection("default")`, or of a driver of asyncio,
+            `lambda: asyncpg.connect(...)` or psycopg's `AsyncConnection.connect`. Or an engine of SQLAlchemy.
         create: make the table where it is missing; else a migration does.
 
     Raises:
