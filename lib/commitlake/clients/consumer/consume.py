@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
@@ -77,11 +77,8 @@ def consume(
     options = object_store.storage_options(storage_options)
     begin_ms, name = start_ms(start), checked_group(group)
     check_readable(settings)
-    plan = ReadOptions(
-        *(settings, settings.receipts_place, name, wanted, begin_ms, follow, lease_s),
-        *(settings.receipts_retention_ms, options),
-    )
-    return Consumer(dict.fromkeys(topics_of(topic), plan), poll_s)
+    plan = ReadOptions(settings, settings.receipts_place, name, wanted, begin_ms, follow, lease_s, options)
+    return Consumer(topics_of(topic), plan, poll_s)
 
 
 class Consumer:
@@ -96,10 +93,9 @@ class Consumer:
         told: the flag that stops it.
     """
 
-    def __init__(self, plans: Mapping[str, ReadOptions], poll_s: float) -> None:
-        self.topics = tuple(plans)
-        self.group = next(iter(plans.values())).group
-        self._plans, self._poll_s = plans, poll_s
+    def __init__(self, topics: tuple[str, ...], plan: ReadOptions, poll_s: float) -> None:
+        self.topics, self.group = topics, plan.group
+        self._plan, self._poll_s = plan, poll_s
         self.told = Stop()
         self._subscriptions: tuple[Subscription, ...] = ()
         self._lock = threading.RLock()  # for threads that share the iterator
@@ -295,14 +291,13 @@ class Consumer:
         if not self._subscriptions:
             refuse_fork()
             self._pid = os.getpid()
-            self._subscriptions = tuple(Subscription(topic, plan, self.told) for topic, plan in self._plans.items())
+            self._subscriptions = tuple(Subscription(topic, self._plan, self.told) for topic in self.topics)
 
     def _begin(self, kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
         self._subscribe()
         for each in self._subscriptions:
             each.begin()
-        follow = next(iter(self._plans.values())).follow
-        return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=follow)
+        return _handed_over(self._subscriptions, kind, self.told, self._poll_s, follow=self._plan.follow)
 
     def _end(self) -> None:
         """Leave after the iteration; but inside a `with` block messages may be finished until the end of the block."""

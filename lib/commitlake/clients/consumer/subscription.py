@@ -56,8 +56,7 @@ class ReadOptions(NamedTuple):
     """How a topic is read: from its table in the warehouse of `conf`, with the consumers' tables at `receipts_at`.
 
     A new group begins at `start_ms`, ms since epoch, UTC; 0 for the first message, None for the newest. Others take the
-    queues after `lease_s` without a sign of life. Receipts of done messages are deleted at the age `retention_ms`; 0:
-    never.
+    queues after `lease_s` without a sign of life.
     """
 
     conf: Config
@@ -67,7 +66,6 @@ class ReadOptions(NamedTuple):
     start_ms: int | None
     follow: bool
     lease_s: float
-    retention_ms: int
     options: Options
 
 
@@ -117,8 +115,9 @@ class Subscription:
         kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
         name = f"{INSTANCE}-{uuid.uuid4().hex[:8]}"
         lanes = Lanes(self._stop.wake)
+        retention_ms = plan.conf.receipts_retention_ms
         self._member = GroupMember(
-            group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, plan.retention_ms
+            group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, retention_ms
         )
         self._outcomes = Outcomes(plan.group, self.topic, self._member)
         return True
