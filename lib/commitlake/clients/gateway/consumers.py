@@ -87,7 +87,7 @@ class Consumers:
             raise
         taken = []
         for message in messages:
-            handle = self._deliveries.begin(message, reader, what.group, caller, duration_s)
+            handle = self._deliveries.begin(message, reader, caller, duration_s)
             attempt = reader.lines.attempt(message)
             try:
                 taken.append(received(message, request.message_queue.topic, handle, attempt, duration_s))
@@ -172,7 +172,7 @@ class Consumers:
         if not found.message.finished:
             msg = f"{found.message!r} can't be finished any more, since the group's tables fail; it comes again"
             raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
-        found.lines.passed(found.message)
+        found.reader.lines.passed(found.message)
 
     async def _slow_down(self, error: GatewayRefusal, client: str, wait_s: float) -> None:
         """Let a client wait that asks for too much: it may ask again without end, and others would have no time."""

@@ -11,7 +11,7 @@ from commitlake.clients.consumer.arguments import seconds
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES
 from commitlake.clients.gateway.access import Caller
-from commitlake.clients.gateway.reader import Lines, Reader
+from commitlake.clients.gateway.reader import Reader
 from commitlake.errors import GatewayRefusal
 
 MOST_ATTEMPTS = 16
@@ -39,7 +39,6 @@ class HeldMessage:
         message: the message.
         size: bytes that it takes in memory.
         reader: the reader that read it.
-        group: the consumer group.
         caller: the client that has it.
         is_renewed: whether its duration is renewed while the client is connected, as for a push consumer.
         until: when the duration, or its renewal, ends, by the loop's clock.
@@ -50,17 +49,11 @@ class HeldMessage:
     message: ReceivedMessage
     size: int
     reader: Reader
-    group: str
     caller: Caller
     is_renewed: bool
     until: float
     seen: float
     timer: asyncio.TimerHandle
-
-    @property
-    def lines(self) -> Lines:
-        """Those of its reader."""
-        return self.reader.lines
 
 
 class Deliveries:
@@ -73,9 +66,7 @@ class Deliveries:
         self._is_connected = is_connected
         self._open: dict[str, HeldMessage] = {}
 
-    def begin(
-        self, message: ReceivedMessage, reader: Reader, group: str, caller: Caller, invisible_s: float | None
-    ) -> str:
+    def begin(self, message: ReceivedMessage, reader: Reader, caller: Caller, invisible_s: float | None) -> str:
         """Note that a client gets a message, and return the receipt handle.
 
         After `invisible_s` it is redelivered; None: not while the client is connected.
@@ -84,8 +75,8 @@ class Deliveries:
         now, size, is_renewed = loop.time(), message.handed.kept_bytes, invisible_s is None
         until = now + (MOST_RENEWED_S if invisible_s is None else invisible_s)
         timer = loop.call_at(min(until, now + RENEW_S), self._look, handle)
-        self._open[handle] = HeldMessage(message, size, reader, group, caller, is_renewed, until, now, timer)
-        reader.hold(caller.client, self._open[handle].size)
+        self._open[handle] = HeldMessage(message, size, reader, caller, is_renewed, until, now, timer)
+        reader.hold(caller.client, size)
         return handle
 
     def end(self, handle: str, topic: str, group: str, caller: Caller) -> HeldMessage:
@@ -95,7 +86,7 @@ class Deliveries:
             GatewayRefusal: `INVALID_RECEIPT_HANDLE`.
         """
         found = self._open.get(handle)
-        if found is None or (found.message.topic, found.group, found.caller.key) != (topic, group, caller.key):
+        if found is None or (found.message.topic, found.reader.group, found.caller.key) != (topic, group, caller.key):
             msg = (  # with the code's name, as in RocketMQ: its client for Java shows a code as a number
                 f"INVALID_RECEIPT_HANDLE: {handle!r:.60} is no good receipt handle of group {group!r:.100} and topic "
                 f"{topic!r:.100}: its time is over, it was used before, or another gateway gave it; what was not done "
@@ -116,10 +107,10 @@ class Deliveries:
         """
         found = self.end(handle, topic, group, caller)
         if found.is_renewed:
-            pause = PAUSES[min(found.lines.attempt(found.message), len(PAUSES)) - 1]
-            found.lines.retry(found.message, invisible_s or seconds("pauses", pause), MOST_ATTEMPTS, _FAILED)
+            pause = PAUSES[min(found.reader.lines.attempt(found.message), len(PAUSES)) - 1]
+            found.reader.lines.retry(found.message, invisible_s or seconds("pauses", pause), MOST_ATTEMPTS, _FAILED)
             return handle
-        return self.begin(found.message, found.reader, group, caller, max(invisible_s, AT_ONCE_S))
+        return self.begin(found.message, found.reader, caller, max(invisible_s, AT_ONCE_S))
 
     def undo(self, handle: str) -> None:
         """Let another client have a message that this client did not get or begin; does nothing when it was finished.
@@ -164,7 +155,7 @@ class Deliveries:
         """
         now = asyncio.get_running_loop().time()
         for handle, each in list(self._open.items()):
-            if each.reader is reader and each.lines.key(each.message) is None:
+            if each.reader is reader and reader.lines.key(each.message) is None:
                 left_s = max(AT_ONCE_S, min(each.until - now, RENEW_S if each.is_renewed else LONGEST_S))
                 self._close(handle).message.retry(left_s, each.message.attempt + 1, _STOPPED)
 
@@ -183,7 +174,7 @@ class Deliveries:
 
     def _retry(self, handle: str, after_s: float, remark: str) -> None:
         found = self._close(handle)
-        found.lines.retry(found.message, after_s, MOST_ATTEMPTS, remark)
+        found.reader.lines.retry(found.message, after_s, MOST_ATTEMPTS, remark)
 
     def _look(self, handle: str) -> None:
         """Redeliver a message if its duration is over or its client is gone; otherwise look again later."""

@@ -108,6 +108,7 @@ class Reader:
     `client` is the id of the client for which the reader was made. The consumer leaves the group when the reader stops.
 
     Attributes:
+        group: the consumer group.
         is_over: whether the reader has stopped or failed.
         lines: the message groups; empty unless `is_fifo`.
         left: done when the consumer has left the group.
@@ -116,7 +117,7 @@ class Reader:
     """
 
     def __init__(self, consumer: Consumer, client: str, is_fifo: bool = False) -> None:
-        self.client, self.is_over = client, False
+        self.client, self.group, self.is_over = client, consumer.group, False
         self.lines = Lines(is_fifo, self.put_back)
         self.missed: dict[str, int] = {}
         self._held: dict[str, tuple[int, int]] = {}  # by client: number and bytes of the messages that it has
