@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from commitlake.errors import RecordError
-from commitlake.protocol import delay, headers, topic_names
+from commitlake.protocol import delay, headers, topic_names, wire
 from commitlake.protocol.encoding import (
     MAX_ID_LENGTH,
     Headers,
@@ -30,22 +30,12 @@ from commitlake.protocol.encoding import (
     utf8,
 )
 from commitlake.protocol.message_batch import MOST_KEY_BYTES, MOST_MEMBERS, Member, member_id
-from commitlake.protocol.wire import (
-    MAX_HALF_MESSAGES,
-    CheckRecord,
-    Encoded,
-    HalfRecord,
-    MessageRecord,
-    OpRecord,
-    RecallRecord,
-    Settings,
-)
 
 
 class Limits(NamedTuple):
     """The limits of a record that was stored at `stored` (ms since epoch, UTC)."""
 
-    settings: Settings
+    settings: wire.Settings
     stored: int
 
     def admit(self, topic: str) -> None:
@@ -54,13 +44,13 @@ class Limits(NamedTuple):
         rules = self.settings
         topic_names.check_admitted(topic, rules.topics_allowed, rules.topics, rules.topics_max)
 
-    def delay(self, record: MessageRecord) -> delay.Delay | None:
+    def delay(self, record: wire.MessageRecord) -> delay.Delay | None:
         """The delay of a message, None without one; raises when it is malformed or too long."""
         levels = [delay.level_ms(level) for level in self.settings.delay_levels]
         return delay.parse(record.delays, levels, self.settings.delay_max_ms, self.stored)
 
 
-def encode_check(check: CheckRecord) -> Encoded:
+def encode_check(check: wire.CheckRecord) -> wire.Encoded:
     """Bytes of a check request; the transaction id is the key."""
     own = {
         headers.PGROUP: check.producer_group,
@@ -78,15 +68,15 @@ def encode_check(check: CheckRecord) -> Encoded:
         headers.CHECK_TIMES: check.check_times,
         headers.CHECK_ID: check.check_id,
     }
-    return Encoded(utf8(check.transaction_id), check.body, to_headers(own, check.properties))
+    return wire.Encoded(utf8(check.transaction_id), check.body, to_headers(own, check.properties))
 
 
 def decode_message(
     key: bytes | None, value: bytes | None, given: Headers, limits: Limits | None = None
-) -> MessageRecord:
+) -> wire.MessageRecord:
     """Read a record of `messages`; the members of a batch stay packed."""
     found = texts(given)
-    record = MessageRecord(**_message_fields(key, value, found, limits))
+    record = wire.MessageRecord(**_message_fields(key, value, found, limits))
     if limits:
         if record.batch is not None:
             unpack(record, found)
@@ -94,7 +84,9 @@ def decode_message(
     return record
 
 
-def decode_half(key: bytes | None, value: bytes | None, given: Headers, limits: Limits | None = None) -> HalfRecord:
+def decode_half(
+    key: bytes | None, value: bytes | None, given: Headers, limits: Limits | None = None
+) -> wire.HalfRecord:
     """Read a record of `half`."""
     found = texts(given)
     fields = _message_fields(key, value, found, limits, is_half=True)
@@ -102,8 +94,8 @@ def decode_half(key: bytes | None, value: bytes | None, given: Headers, limits: 
         msg = f"a half message can't be a batch; remove {headers.BATCH}"
         raise RecordError(msg, "BAD_BATCH")
     if limits:
-        limits.delay(MessageRecord(**fields))
-    record = HalfRecord(
+        limits.delay(wire.MessageRecord(**fields))
+    record = wire.HalfRecord(
         **fields,
         transaction_id=found.get(headers.TRANSACTION_ID) or fields["msg_id"],
         first_half=_first_half(found.get(headers.FIRST_HALF)),
@@ -115,14 +107,14 @@ def decode_half(key: bytes | None, value: bytes | None, given: Headers, limits: 
     return record
 
 
-def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallRecord:
+def decode_op(value: bytes | None, *, admin: bool = False) -> wire.OpRecord | wire.RecallRecord:
     """Read a record of `op`, or of `admin`, where the group may be absent and `RESUME` is a decision; else `BAD_OP`."""
     content = from_json(value, "BAD_OP")
     if not isinstance(content, dict):
         _refuse_op("value", content, "one JSON object")
     decision = content.get("decision")
     if decision == "RECALL" and not admin:
-        return RecallRecord(
+        return wire.RecallRecord(
             msg_id=_name(content, "message_id"),
             topic=_name(content, "topic"),
             message=read_positions(content.get("messages"), 1, "BAD_OP")[0],
@@ -135,18 +127,18 @@ def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallR
         _refuse_op("from_check or remark", (from_check, remark), "a boolean and a string, or absent")
     if not isinstance(check_id, str | None):
         _refuse_op("check_id", check_id, "a string, or absent")
-    return OpRecord(
+    return wire.OpRecord(
         transaction_id=_name(content, "transaction_id"),
         producer_group=None if admin and group is None else _name(content, "producer_group"),
         decision=decision,
-        half_messages=read_positions(content.get("half_messages"), MAX_HALF_MESSAGES, "BAD_OP"),
+        half_messages=read_positions(content.get("half_messages"), wire.MAX_HALF_MESSAGES, "BAD_OP"),
         from_check=bool(from_check),
         check_id=check_id,
         remark=remark,
     )
 
 
-def unpack(record: MessageRecord, given: Mapping[str, str]) -> list[Member]:
+def unpack(record: wire.MessageRecord, given: Mapping[str, str]) -> list[Member]:
     """Read the members of a batch, else `BAD_BATCH`; `given` are all headers of the record."""
     if record.topic.startswith(topic_names.RETRY_PREFIX) or headers.FORBIDDEN_IN_BATCH & given.keys():
         _refuse_batch(f"topic {record.topic!r} or one of {sorted(given)} is not allowed")
@@ -159,7 +151,7 @@ def unpack(record: MessageRecord, given: Mapping[str, str]) -> list[Member]:
     return members
 
 
-def _packed(record: MessageRecord) -> list[Member]:
+def _packed(record: wire.MessageRecord) -> list[Member]:
     content = from_json(record.body, "BAD_BATCH", is_strict=True)
     entries = content.get("messages") if isinstance(content, dict) else None
     if not isinstance(entries, list):
@@ -167,7 +159,7 @@ def _packed(record: MessageRecord) -> list[Member]:
     return [_member(entry, record.topic) for entry in entries]
 
 
-def _joined(record: MessageRecord, head: int) -> list[Member]:
+def _joined(record: wire.MessageRecord, head: int) -> list[Member]:
     content, bodies = from_json(record.body[:head], "BAD_BATCH", is_strict=True), record.body[head:]
     ends, properties = (content.get("ends"), content.get("properties")) if isinstance(content, dict) else (None, None)
     if not isinstance(ends, list) or not isinstance(properties, list) or len(ends) != len(properties):
