@@ -30,10 +30,9 @@ from commitlake.protocol.clock import BrokerClock
 from commitlake.spark.frames import of_rows
 from commitlake.spark.parallel import run_all
 from commitlake.tables import TableName, Warehouse, direct_append, small_files, topic_table
-from commitlake.tables.append_guard import AppendGuard
-from commitlake.tables.direct_append import DirectAppend
+from commitlake.tables.direct_append import DirectAppend, StagedAppend, _Step
 from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
-from commitlake.tables.staged_append import StagedAppend, _Step
+from commitlake.tables.warehouse import AppendGuard
 
 MARKER = {"batch_id": 7}
 NAME = "destinations"

@@ -19,7 +19,7 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.forwarding.forwarders import Forwarders
+from commitlake.coordinator.forwarding.to_kafka import Forwarders
 from commitlake.coordinator.landing import kafka_identity
 from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
@@ -149,9 +149,9 @@ class Run:
     def _land_paced(self, raw: DataFrame, batch_id: int) -> None:
         """Lands a batch, then waits: Kafka is polled again when `trigger_interval` has passed since the batch began.
 
-        After a batch without records there is no wait: Spark plays one at a start.
+        After a batch without records there is no wait: Spark runs one at a start.
         """
-        assert self.scheduler is not None, "it plays the batch"
+        assert self.scheduler is not None, "it runs the batch"
         rounds, begun = self.scheduler.rounds, time.monotonic()
         before = rounds.records
         self._parts.land(raw, batch_id)

@@ -28,7 +28,7 @@ from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.reading.markers import commit_file
 from commitlake.spark.files import FileSystem
 from commitlake.tables import TABLES, Warehouse, commits, topic_table
-from commitlake.tables.append_guard import AppendGuard
+from commitlake.tables.warehouse import AppendGuard
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from commitlake.config import Config, TransactionConfig
 from commitlake.coordinator.coordination import input_rows
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
-from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops, judged_recalls
+from commitlake.coordinator.coordination.unmatched.resolve import judged_ops, judged_recalls
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, SnapshotPosition
