@@ -25,14 +25,12 @@ def opened(warehouse: str | Path, name: str) -> DeltaTable | None:
 
 
 def rows(warehouse: str | Path, name: str) -> list[dict[str, Any]]:
-    """All rows of a table."""
     table = opened(warehouse, name)
     found: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist() if table else []
     return found
 
 
 def count(warehouse: str | Path, name: str) -> int:
-    """How many rows a table has."""
     table = opened(warehouse, name)
     return table.count() if table else 0
 
