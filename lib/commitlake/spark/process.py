@@ -132,8 +132,8 @@ def stopped_by_signals(stop: Stop) -> Iterator[None]:
     """Let the first SIGTERM or SIGINT set `stop`; the second one goes to the handler that was there before.
 
     Outside the main thread, where Python allows no handlers, signals keep their handlers. Blocks may overlap, with one
-    flag or several: a signal sets all flags, and the last block to end restores the handlers. Where that block ends in
-    another thread than it began in, the next signal restores them, and goes to the handler that was there before.
+    flag or several: a signal sets all flags, and the last block to end restores the handlers. If that block
+    ends in another thread than it began in, the next signal restores them, and goes to the handler of before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -229,7 +229,7 @@ def _log_to_terminal() -> None:
     # kafka-python logs each attempt to connect as an error; what matters reaches the user as a KafkaError.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     # py4j logs a stack trace of an error in a query's function, though that ends the query and is reported as its
-    # error. It logs another one of a call that a signal interrupts.
+    # error. py4j logs another one of a call that a signal interrupts.
     if not package.isEnabledFor(logging.DEBUG):
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_is_no_signal)

@@ -66,7 +66,7 @@ class Value:
     subject: str = ""
 
     def properties(self) -> tuple[tuple[str, str], ...]:
-        """What the topic's table notes for a start while the registry is away."""
+        """The note in the topic's table for a start while the registry is away."""
         return ((_LAST_SCHEMA, b64encode(self.subject.encode()).decode()),) if self.subject else ()
 
 

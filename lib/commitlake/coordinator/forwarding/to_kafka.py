@@ -38,8 +38,8 @@ _LONGEST_PAUSE_S = 600.0
 _ALL = str((1 << 31) - 1)  # files
 _LONGEST_MS = str((1 << 31) - 1)  # 24 days
 _WAIT = {"kafka.delivery.timeout.ms": _LONGEST_MS, "kafka.max.block.ms": _LONGEST_MS}
-"""Kafka's client retries in order. After its default of two minutes an error would end the query, and later records of
-the queue could follow one that the client gave up."""
+"""Kafka's client retries in order. After its default of two minutes it gives a record up, and an error ends the query.
+Later records of the queue could then stand before that one."""
 _OUTAGE_FIRST_S = 10.0
 _OUTAGE_EACH_S = 60.0
 _TEXTS = {

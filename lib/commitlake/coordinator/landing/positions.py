@@ -86,7 +86,7 @@ class LandingPosition:
         return replace(self, offsets={**known, **self.offsets})
 
     def advanced(self, ends: Offsets) -> LandingPosition:
-        """The position after a landing that ended before `ends`. It never goes back: an offset names one message."""
+        """The position after a landing that ended before `ends`; never further back: an offset names one message."""
         moved = {place: max(end, self.next(*place)) for place, end in ends.items()}
         after = replace(self, landing_id=self.landing_id + 1, offsets={**self.offsets, **moved})
         again = {place: max(at, ends.get(place, at)) for place, at in self.again.items()}

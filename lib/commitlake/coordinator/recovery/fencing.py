@@ -184,10 +184,10 @@ class EpochGuard(AppendGuard):
     """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` explains why it has no gap.
 
     An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
-    from. It fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the tables. So
-    there are three cases for an older coordinator's append. It has read the newer epoch, and fails. Or it started from
-    a version before the fence, and fails as a conflict. Or it is committed before the newer coordinator has read
-    anything.
+    from. The append fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the
+    tables. So an older coordinator's append has three cases. Either the append has read the newer epoch, and fails. Or
+    it started from a version before the fence, and fails as a conflict. Or it is committed before the newer coordinator
+    has read anything.
     """
 
     fences = True

@@ -1,9 +1,8 @@
 """The open rows, from the tables alone: the input rows with which every start of coordination begins.
 
 The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign
-checkpoint, a changed state layout, changed timing keys and another number of shuffle partitions are all the same
-case: the ordinary start. Only the key columns of decided history are read. No decided message is decided or reported
-again.
+checkpoint leads to the ordinary start. A changed state layout, changed timing keys and another number of shuffle
+partitions do so too. Only the key columns of decided history are read. No decided message is decided or reported again.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One pass: the rows of all tables are grouped by the message's coordinates, summe
 (`audit_rules`). The counts by topic are sums of the same facts, so they agree exactly when every message does.
 
 The view of a warehouse that is being written is consistent: `batches` is read first, and of all other tables only the
-rows up to its newest batch. Those are complete, since a batch is written to `batches` last. Landed messages have no
+rows up to its newest batch. Such rows are complete, since a batch is written to `batches` last. Landed messages have no
 batch and may be newer: then they are pending, or waiting. A record that is just landing is in one table or in none,
 never in two.
 
