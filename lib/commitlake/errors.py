@@ -238,7 +238,7 @@ def explained(query: str, cause: Exception, more: Callable[[str], str] = str) ->
 
 
 def installed_by(extras: str) -> str:
-    """The command that installs the packages of extras. It names a clone, since the name on PyPI is not ours."""
+    """The command that installs the packages of extras, from a clone, since the name on PyPI is not ours."""
     return f"pip install '/path/to/clone[{extras}]'"
 
 

@@ -15,13 +15,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from kafka import KafkaConsumer
-from tests.bench.record_batches import Field, Layout, Producer, padded
+from tests.bench.records import Record, RecordSender
 
 _TICK_S = 0.1
-_KEY, _VALUE = 13, 320
-_ANSWER = Layout([Field("value", _VALUE)], key=[Field("key", _KEY)])
 
 
 def main() -> None:
@@ -41,18 +38,18 @@ def main() -> None:
         auto_offset_reset="earliest",
         check_crcs=False,  # in plain Python it takes longer than all else
     )
-    run(given, consumer, Producer(given.servers), stop)
+    run(given, consumer, RecordSender(given.servers), stop)
     consumer.close()
 
 
-def run(given: argparse.Namespace, consumer: KafkaConsumer, producer: Producer, stop: threading.Event) -> None:
+def run(given: argparse.Namespace, consumer: KafkaConsumer, sender: RecordSender, stop: threading.Event) -> None:
     """Reads no more than it may answer; what it left unanswered for a second it does not make up for."""
     answered, transactions = 0, set[bytes]()
     allowed = reported = time.monotonic()
     while not stop.is_set():
         found = _poll(consumer, int(given.rate * _TICK_S), given.group)
         if found:
-            _answer(producer, f"{given.prefix}op", found, given.group)
+            _answer(sender, f"{given.prefix}op", found, given.group)
             answered += len(found)
             transactions.update(check.key for check in found)
             allowed = max(allowed + len(found) / given.rate, time.monotonic() - 1)
@@ -73,16 +70,14 @@ def _poll(consumer: KafkaConsumer, most: int, group: str) -> list[Any]:
     return [check for checks in polled.values() for check in checks if ("PGROUP", group.encode()) in check.headers]
 
 
-def _answer(producer: Producer, topic: str, checks: Sequence[Any], group: str) -> None:
-    queues, values = [], []
+def _answer(sender: RecordSender, topic: str, checks: Sequence[Any], group: str) -> None:
+    ops = []
     for check in checks:
-        headers = dict(check.headers)
-        listed = json.loads(headers["HALF_MESSAGES"])
+        listed = json.loads(dict(check.headers)["HALF_MESSAGES"])
         op = {"transaction_id": check.key.decode(), "producer_group": group, "decision": "COMMIT"}
-        values.append(json.dumps(op | {"half_messages": listed, "from_check": True}).encode())
-        queues.append(listed[0]["queue"])
-    keys = padded([check.key for check in checks], _KEY)
-    producer.send(topic, _ANSWER.batches(np.array(queues), key=keys, value=padded(values, _VALUE)))
+        value = json.dumps(op | {"half_messages": listed, "from_check": True}).encode()
+        ops.append(Record(listed[0]["queue"], value, check.key))
+    sender.send(topic, ops)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ _OPEN = 1_000  # of a million decided ones
 
 
 def main() -> None:
-    """Writes the tables, measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--decided", type=int, default=20_000_000, help="transactions with an end")
     given = parser.parse_args()
@@ -46,7 +45,6 @@ def audit(place: Path, finding: str, decided: int) -> dict[str, float]:
 
 
 def repeat_a_row(table: Path) -> None:
-    """Appends one of its rows."""
     batch = next(DeltaTable(table).to_pyarrow_dataset().to_batches(batch_size=1))
     write_deltalake(table, pa.Table.from_batches([batch]).slice(0, 1), mode="append")
 

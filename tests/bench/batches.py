@@ -35,7 +35,6 @@ def main() -> None:
 
 
 def send(producer: DefaultMQProducer, size: int, seconds: float) -> float:
-    """Messages a second."""
     count, begun = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - begun) < seconds:
         messages = [Message("orders", BODY) for _ in range(size)]

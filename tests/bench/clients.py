@@ -116,7 +116,6 @@ def until(conf: Config, answers: int) -> float:
 
 
 def count(conf: Config) -> int:
-    """Ops that Kafka holds."""
     return sum(sum(ends.values()) for ends in end_offsets(conf, [OP]).values())
 
 

@@ -31,7 +31,6 @@ ALONE, BESIDE, WITHIN = "the rows alone", "with a message that nothing proves", 
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=4, help="for each database, way and turn")
     given = parser.parse_args()
@@ -58,14 +57,12 @@ def in_sqlite() -> Iterator[Ways]:
 
 @contextmanager
 def in_postgresql() -> Iterator[Ways]:
-    """By SQLAlchemy and psycopg."""
     with postgres.cluster() as server, by_sqlalchemy(server.url().replace("://", "+psycopg://")) as ways:
         yield ways
 
 
 @contextmanager
 def in_mariadb() -> Iterator[Ways]:
-    """By SQLAlchemy and PyMySQL."""
     with mariadb.server() as url, by_sqlalchemy(url) as ways:
         yield ways
 
@@ -90,7 +87,6 @@ def by_sqlalchemy(url: str) -> Iterator[Ways]:
 
 
 def order(connection: Connection) -> None:
-    """The local transaction."""
     with connection.begin():
         connection.execute(text(INSERT))
 
@@ -128,20 +124,17 @@ def by_asyncpg() -> Iterator[Ways]:
 
 
 async def asyncio_order(connection: Any) -> None:
-    """`order` of asyncio."""
     async with connection.transaction():
         await connection.execute(INSERT)
 
 
 async def asyncio_beside(given: AsyncTransactionMQProducer, connection: Any) -> None:
-    """`beside` of asyncio."""
     async with given.begin_transaction(is_answered=True) as transaction:
         await transaction.send(Message("orders", BODY))
         await asyncio_order(connection)
 
 
 async def asyncio_within(given: AsyncTransactionMQProducer, connection: Any) -> None:
-    """`within` of asyncio."""
     async with given.begin_transaction(database=connection) as transaction:
         await connection.execute(INSERT)
         await transaction.send(Message("orders", BODY))

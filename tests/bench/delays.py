@@ -24,7 +24,6 @@ Figures = dict[str, dict[str, float]]
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("what", choices=["error", "burst", "waiting"])
     parser.add_argument("--rate", type=int, default=1_000, help="error, waiting: messages due a second")

@@ -40,7 +40,6 @@ class Sample:
     log_files: int
 
     def __str__(self) -> str:
-        """One line of the report."""
         return " ".join(f"{name}={value:,.1f}".removesuffix(".0") for name, value in asdict(self).items())
 
 
@@ -58,7 +57,6 @@ class Watch:
         return self._tables["topics/orders"].rows()
 
     def sample(self, sent: int) -> Sample:
-        """The figures since the last call."""
         now, cpu = time.time(), self.coordinator.cpu_seconds()
         wall, warehouse = now - self._at, self.coordinator.warehouse
         new = {name: log.appends(self._at, now) for name, log in self._tables.items()}
@@ -129,7 +127,6 @@ def load(running: rig.Rig, coordinator: rig.Coordinator, given: argparse.Namespa
 
 
 def plot(samples: list[Sample], path: Path) -> None:
-    """Draws every figure over time."""
     from matplotlib import pyplot
 
     units = {"oldest_age": "s", "landing_batch": "s", "coordination_batch": "s", "rss": "MiB", "cores": "cores"}

@@ -35,7 +35,6 @@ def main() -> None:
 
 
 def erase(place: Path, given: argparse.Namespace, keys: str, *more: str) -> dict[str, float]:
-    """Runs the command."""
     words = (synthetic.TOPIC, "--keys", keys, "--remark", "bench", "--set", f"warehouse={place}/warehouse")
     erasing = rig.Child(rig.command("erase", *words, *more), place / "erase.log")
     cost = erasing.wait(_LIMIT_S)

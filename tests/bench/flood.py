@@ -24,7 +24,6 @@ _BEHIND_S = 300
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--half", type=int, default=200_000, help="half messages without an op")
     parser.add_argument("--answers", type=int, default=1_000, help="answers a second at most")
@@ -92,7 +91,6 @@ class Watch:
 
     @property
     def commits(self) -> list[Commit]:
-        """Of `transactions`."""
         return self._transactions.commits
 
     @property
@@ -106,7 +104,6 @@ class Watch:
         return self.commits[-1].at
 
     def figures(self) -> dict[str, float]:
-        """Counts of the flood."""
         counts = {state.lower(): self.states[state] for state in ("COMMITTED", "DISCARDED")}
         return {**counts, "checks": self.checks, "checks/tx": self.checks / max(1, self.ended)}
 

@@ -32,7 +32,6 @@ _LOOK_S, _SETTLE_S = 0.02, 10.0
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--groups", type=int, default=500)
     parser.add_argument("--instances", type=int, default=100)
@@ -68,11 +67,9 @@ class Running:
             self.failures.append(error)
 
     def alive(self) -> int:
-        """How many threads go on."""
         return sum(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """End all."""
         for each in self.consumers:
             each.stop()
         for thread in self._threads:
@@ -99,7 +96,6 @@ def joins(place: Path, instances: int) -> dict[str, float]:
 
 
 def owners(place: Path) -> set[str]:
-    """The instances that read."""
     state = kept_state(f"{place}_receipts", "one", "orders") or EMPTY
     return {share["owner"] for share in state["queues"].values() if share["owner"]}
 

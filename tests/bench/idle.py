@@ -12,7 +12,6 @@ from tests.bench.observer import tables
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--after", type=float, default=60, help="seconds from READY to what counts")
     parser.add_argument("--seconds", type=float, default=60, help="how long it counts")

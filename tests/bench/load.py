@@ -14,20 +14,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-from tests.bench.record_batches import Appended, Field, Layout, Part, Producer, padded
+from tests.bench.records import Appended, Record, RecordSender
 
 TICK_S = 0.1
 QUEUES = 4
 BODY = json.dumps({name: 1_234 for name in "abcdefghi"} | {"text": "." * 127}).encode()
 """An object of ten fields in 256 bytes, of which nine are numbers."""
 _AT_ONCE, _BATCH = 8_000, 4 << 20
-_NUMBER = Field("number", 12)
-_NAME = (b"T", _NUMBER)
+_DIGITS = 12
+"""Of a transaction's number, in its id and in a body that is not the usual one."""
 
 
 def main() -> None:
@@ -60,19 +60,6 @@ def main() -> None:
             log.flush()
 
 
-class Rows(NamedTuple):
-    """Half messages that stand in Kafka."""
-
-    numbers: np.ndarray
-    queues: np.ndarray
-    offsets: np.ndarray
-    is_committed: np.ndarray
-
-    def where(self, chosen: np.ndarray) -> Rows:
-        """Some of them."""
-        return Rows(*[column[chosen] for column in self])
-
-
 class Sender:
     """Sends, and counts what it has sent."""
 
@@ -80,16 +67,9 @@ class Sender:
         self.given = given
         self.sent = self.committed = self.rolled_back = self.delayed = 0
         self.begun = self._told = time.monotonic()
-        self._producer = Producer(given.servers)
-        topic = [given.topic.encode()] + ([Field("topic", 4)] if given.topics > 1 else [])
-        group = given.group.encode()
-        own = {"UNIQ_KEY": _NAME, "PGROUP": [group]}
-        body: list[Part] = [BODY] if given.bytes == len(BODY) else [_NUMBER, os.urandom(given.bytes - _NUMBER.width)]
-        self._half = Layout(body, headers={"REAL_TOPIC": topic, **own})
+        self._sender = RecordSender(given.servers)
+        self._rest = None if given.bytes == len(BODY) else os.urandom(given.bytes - _DIGITS)
         self._at_once = min(_AT_ONCE, QUEUES * max(1, _BATCH // (given.bytes + len(BODY))))
-        due = {"REAL_TOPIC": [given.delayed_topic.encode()], "TIMER_DELIVER_MS": [Field("due", 13)]}
-        self._message = Layout([BODY], headers={**due, **own})
-        self._op = op_layout(group)
 
     def steady(self, stop: threading.Event) -> Iterator[list[str]]:
         """What is due by now, every tick; what a slow broker has held up is sent with the next."""
@@ -105,7 +85,6 @@ class Sender:
         self._report(is_last=True)
 
     def fill(self) -> Iterator[list[str]]:
-        """All at full speed."""
         while self.sent < self.given.fill:
             yield self._transactions(self.given.fill - self.sent)
         while self.delayed < self.given.fill_delayed:
@@ -116,35 +95,49 @@ class Sender:
     def _transactions(self, count: int) -> list[str]:
         if count <= 0:
             return []
-        numbers = self.given.first + self.sent + np.arange(min(count, self._at_once))
-        queues, lots = numbers % QUEUES, numbers * 7_919 % 1_000
-        topics = numbers // QUEUES % self.given.topics
-        halves = self._send("half", self._half.batches(queues, number=numbers, topic=topics))
-        is_ended, is_committed = lots < self.given.commit + self.given.rollback, lots < self.given.commit
-        rows = Rows(numbers, queues, _offsets(queues, halves), is_committed)
-        ops = self._ops(rows.where(is_ended)) if is_ended.any() else {}
+        first = self.given.first + self.sent
+        numbers = range(first, first + min(count, self._at_once))
+        halves = [self._half(number) for number in numbers]
+        at = self._send("half", halves)
+        lots = [number * 7_919 % 1_000 for number in numbers]
+        ended = [n for n, lot in enumerate(lots) if lot < self.given.commit + self.given.rollback]
+        is_committed = [lot < self.given.commit for lot in lots]
+        ops = [self._op(halves[n], at[n], is_committed[n]) for n in ended]
+        due = {op.queue: place.at_ms for op, place in zip(ops, self._send("op", ops), strict=True)}
         self.sent += len(numbers)
-        self.committed += int(is_committed.sum())
-        self.rolled_back += int((is_ended & ~is_committed).sum())
-        due = {queue: ops[queue].at_ms if queue in ops else -1 for queue in halves}
-        return [_line("half", queue, at, queues, is_committed, due[queue]) for queue, at in halves.items()]
+        self.committed += sum(is_committed)
+        self.rolled_back += len(ended) - sum(is_committed)
+        return list(_lines("half", halves, at, is_committed, due))
 
-    def _ops(self, ended: Rows) -> dict[int, Appended]:
-        decisions = _DECISIONS[ended.is_committed.astype(int)]
-        fields = {"number": ended.numbers, "half_queue": ended.queues, "half_offset": ended.offsets}
-        return self._send("op", self._op.batches(ended.queues, decision=decisions, **fields))
+    def _half(self, number: int) -> Record:
+        topic = self.given.topic
+        if self.given.topics > 1:
+            topic += f"{number // QUEUES % self.given.topics:04}"
+        body = BODY if self._rest is None else b"%012d" % number + self._rest
+        return Record(number % QUEUES, body, headers=(("REAL_TOPIC", topic.encode()), *self._own(number)))
+
+    def _own(self, number: int) -> tuple[tuple[str, bytes], ...]:
+        return ("UNIQ_KEY", b"T%012d" % number), ("PGROUP", self.given.group.encode())
+
+    def _op(self, half: Record, at: Appended, is_committed: bool) -> Record:
+        tid = half.headers[1][1]
+        decision = "COMMIT" if is_committed else "ROLLBACK"
+        op = {"transaction_id": tid.decode(), "producer_group": self.given.group, "decision": decision}
+        listed = [{"queue": half.queue, "offset": at.offset}]
+        return Record(half.queue, json.dumps({**op, "half_messages": listed}).encode(), tid)
 
     def _messages(self, count: int, due_ms: int) -> list[str]:
         if count <= 0:
             return []
-        numbers = self.delayed + np.arange(min(count, _AT_ONCE))
-        queues, due = numbers % QUEUES, np.full(len(numbers), due_ms)
-        sent = self._send("messages", self._message.batches(queues, number=numbers, due=due))
+        numbers = range(self.delayed, self.delayed + min(count, _AT_ONCE))
+        about = ("REAL_TOPIC", self.given.delayed_topic.encode()), ("TIMER_DELIVER_MS", b"%d" % due_ms)
+        messages = [Record(number % QUEUES, BODY, headers=(*about, *self._own(number))) for number in numbers]
+        at = self._send("messages", messages)
         self.delayed += len(numbers)
-        return [_line("messages", queue, at, queues, np.ones(len(queues), bool), due_ms) for queue, at in sent.items()]
+        return list(_lines("messages", messages, at, [True] * len(at), dict.fromkeys(range(QUEUES), due_ms)))
 
-    def _send(self, topic: str, batches: dict[int, bytes]) -> dict[int, Appended]:
-        return self._producer.send(self.given.prefix + topic, batches)
+    def _send(self, topic: str, records: Sequence[Record]) -> list[Appended]:
+        return self._sender.send(self.given.prefix + topic, records)
 
     def _report(self, is_last: bool = False) -> None:
         now = time.monotonic()
@@ -154,36 +147,18 @@ class Sender:
             print(json.dumps(counts | {"seconds": round(now - self.begun, 2)}), flush=True)
 
 
-_DECISIONS = padded([b'"ROLLBACK"', b'"COMMIT"'], 10)
-
-
-def op_layout(group: bytes) -> Layout:
-    """An op of one half message; JSON allows blanks where a decision or an offset is shorter."""
-    begin: list[Part] = [
-        b'{"transaction_id":"',
-        *_NAME,
-        b'","producer_group":"',
-        group,
-        b'","decision":',
-        Field("decision", 10),
-    ]
-    place: list[Part] = [Field("half_queue", 2, b" "), b',"offset":', Field("half_offset", 12, b" ")]
-    return Layout([*begin, b',"half_messages":[{"queue":', *place, b"}]}"], key=_NAME)
-
-
-def _offsets(queues: np.ndarray, appended: dict[int, Appended]) -> np.ndarray:
-    """The offset of each row."""
-    offsets = np.empty(len(queues), np.int64)
-    for queue, at in appended.items():
-        own = queues == queue
-        offsets[own] = at.offset + np.arange(own.sum())
-    return offsets
-
-
-def _line(source: str, queue: int, at: Appended, queues: np.ndarray, is_committed: np.ndarray, due_ms: int) -> str:
-    """One batch: how many records, and how many of them become visible by themselves."""
-    own = queues == queue
-    return f"{source},{queue},{at.offset},{own.sum()},{(own & is_committed).sum()},{at.at_ms},{due_ms}\n"
+def _lines(
+    source: str, records: Sequence[Record], at: Sequence[Appended], is_shown: Sequence[bool], due: dict[int, int]
+) -> Iterator[str]:
+    """One for records whose offsets follow each other: how many, and how many of them become visible by themselves."""
+    queues: dict[int, list[int]] = defaultdict(list)
+    for number, record in enumerate(records):
+        queues[record.queue].append(number)
+    for queue, numbers in queues.items():
+        for _, group in groupby(enumerate(numbers), lambda pair: at[pair[1]].offset - pair[0]):
+            run = [number for _, number in group]
+            begin, shown = at[run[0]], sum(is_shown[number] for number in run)
+            yield f"{source},{queue},{begin.offset},{len(run)},{shown},{begin.at_ms},{due.get(queue, -1)}\n"
 
 
 if __name__ == "__main__":

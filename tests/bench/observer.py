@@ -39,7 +39,6 @@ class Commit:
 
     @property
     def rows(self) -> int:
-        """How many rows it appended."""
         return sum(file.rows for file in self.added)
 
     @property
@@ -155,7 +154,6 @@ class Lateness:
         return Lateness(self.due[inside], self.late[inside])
 
     def __len__(self) -> int:
-        """How many rows."""
         return len(self.late)
 
     @property

@@ -20,7 +20,6 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--decided", type=int, default=20_000_000, help="transactions in the tables, 8 of 9 visible")
     parser.add_argument("--rate", type=int, default=1_000, help="transactions a second")

@@ -21,7 +21,6 @@ _OPEN = 10_000
 
 
 def main() -> None:
-    """Writes the tables, measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--decided", type=int, default=20_000_000, help="transactions with an end")
     parser.add_argument("--warehouse", type=Path, help="one that synthetic has written")

@@ -96,12 +96,10 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     @property
     def output(self) -> str:
-        """All it has printed."""
         return "".join(line for _, line in list(self.lines))
 
     @property
@@ -191,7 +189,6 @@ class Rig:
         self._given, self._stack = given, ExitStack()
 
     def __enter__(self) -> Self:
-        """Starts the broker."""
         with ExitStack() as stack:
             self.place = stack.enter_context(place(self._given))
             self.broker = stack.enter_context(EmbeddedBroker(self.place / "kafka"))
@@ -272,7 +269,6 @@ class Cores:
         self._at, self._before = time.monotonic(), self._now()
 
     def figures(self) -> dict[str, float]:
-        """Cores by name."""
         wall, now = time.monotonic() - self._at, self._now()
         return {name: (now[name] - before) / wall for name, before in self._before.items()}
 

@@ -26,7 +26,6 @@ _KINDS = ("S3 reads", "S3 lists", "S3 writes", "DynamoDB")
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--transactions", type=int, default=8, help="one after the other; the first does not count")
     parser.add_argument("--idle", type=float, default=60, help="seconds without any, whose requests are counted")

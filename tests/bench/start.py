@@ -25,7 +25,6 @@ _DELAY_S = 10
 
 
 def main() -> None:
-    """Starts, measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--starts", type=int, default=2, help="the first one may find cold caches")
     parser.add_argument("--rate", type=int, default=10, help="transactions a second, and as many delayed messages")

@@ -40,7 +40,6 @@ def main() -> None:
 
 
 def row(cost: rig.Cost, transactions: int) -> dict[str, float]:
-    """The figures of one process."""
     return {
         "seconds": cost.seconds,
         "tx/s": transactions / cost.seconds,

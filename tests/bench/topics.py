@@ -23,7 +23,6 @@ _READ_COMMITS = 20_000
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = rig.parser(__doc__)
     parser.add_argument("--rate", type=int, default=1_000, help="transactions a second")
     parser.add_argument("--topics", type=int, nargs="+", default=[1, 100, 1_000], help="destination topics in use")

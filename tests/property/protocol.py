@@ -27,7 +27,7 @@ STEPS = {
     "check": "commitlake.coordinator.recovery.fencing:check",
     "fence": "commitlake.coordinator.recovery.fencing:fence",
     "reached": "commitlake.coordinator.landing.start:reached",
-    "complete_batch": "commitlake.coordinator.recovery.complete_batch:complete_last_batch",
+    "complete_batch": "commitlake.coordinator.recovery.recover:complete_last_batch",
     "rebuild": "commitlake.coordinator.recovery.rebuild:open_rows",
     "save": "commitlake.coordinator.recovery.rebuild:save_snapshot",
     "ask": "commitlake.coordinator.landing.watermark:Watermark.ask",

@@ -17,7 +17,7 @@ from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
 
 from commitlake.coordinator.coordinator import Coordinator
-from commitlake.coordinator.forwarding.forwarders import Forwarders
+from commitlake.coordinator.forwarding.to_kafka import Forwarders
 from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.run import Run

@@ -28,7 +28,7 @@ def rehearsed(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rehearsal_decides_and_delivers_without_kafka(rehearsed: Rehearsal, tmp_path: Path) -> None:
-    rehearsed._play()
+    rehearsed._run_starts()
     (tables,) = tmp_path.glob("c/*/rehearsal/*/warehouse")
     states = DeltaTable(str(tables / "transactions")).to_pyarrow_table()["state"].to_pylist()
     assert states == ["COMMITTED"] * 80, "of each start 2 rounds of 20"
@@ -38,7 +38,7 @@ def test_a_rehearsal_decides_and_delivers_without_kafka(rehearsed: Rehearsal, tm
     rehearsed._real = replace(rehearsed._real, warehouse=str(tables))
     commits = sorted(tables.rglob("_delta_log/*.json"))
     rehearsed._read()
-    rehearsed._look()
+    rehearsed._follow_logs()
     assert sorted(tables.rglob("_delta_log/*.json")) == commits, "what is there is only read"
 
 
@@ -52,7 +52,7 @@ def test_one_that_is_warm_has_left_nothing_and_reads_on_though_a_read_fails(
         raise OSError("away")
 
     monkeypatch.setattr(rehearsal, "_READ_EVERY_S", 0.05)
-    monkeypatch.setattr(rehearsed, "_look", fails)
+    monkeypatch.setattr(rehearsed, "_follow_logs", fails)
     thread = threading.Thread(target=rehearsed.run)
     thread.start()
     wait_for(lambda: len(reads) > 2, 240)
@@ -69,7 +69,7 @@ def test_one_that_is_stopped_while_it_plays_reads_nothing_and_is_silent(
         rehearsed.stop()
         raise RuntimeError("the session has ended")
 
-    monkeypatch.setattr(rehearsed, "_play", stopped)
+    monkeypatch.setattr(rehearsed, "_run_starts", stopped)
     monkeypatch.setattr(rehearsed, "_read", lambda: pytest.fail("beside the start, which reads the same"))
     rehearsed.run()
     assert not caplog.records

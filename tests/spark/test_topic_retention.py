@@ -18,8 +18,8 @@ from tests.support.lake import Lake
 
 import commitlake
 from commitlake.config.values import Age
+from commitlake.coordinator.maintenance.retention import delete_old_files
 from commitlake.coordinator.maintenance.run import Maintenance, Report
-from commitlake.coordinator.maintenance.topic_retention import delete_old_files
 from commitlake.spark import session
 from commitlake.tables import TableName, Warehouse, topic_table
 from commitlake.tables.direct_append import DirectAppend

@@ -20,12 +20,10 @@ def long(number: int) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """A string."""
     return long(len(value.encode())) + value.encode()
 
 
 def double(value: float) -> bytes:
-    """A double."""
     return struct.pack("<d", value)
 
 
@@ -73,7 +71,6 @@ VALUE = {
 
 
 def record(*fields: tuple[str, Any], name: str = "Order") -> str:
-    """A schema."""
     given = [{"name": name, "type": kind} for name, kind in fields]
     return json.dumps({"type": "record", "name": name, "namespace": "shop", "fields": given})
 

@@ -146,7 +146,6 @@ class Spark:
         wait_for(lambda: found[0] not in self.executors(), 30)
 
     def executors(self) -> list[int]:
-        """Process ids of all executors."""
         name, home = b"CoarseGrainedExecutorBackend", str(self.home).encode()
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -159,7 +158,6 @@ class Spark:
         return sorted(found)
 
     def stop(self) -> None:
-        """Ends all of it."""
         for worker in self.workers:
             worker.kill()
         for pid in self.executors():  # which have a session of their own

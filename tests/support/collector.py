@@ -11,8 +11,6 @@ from opentelemetry.trace import SpanContext, Tracer
 
 
 class Collector:
-    """Keeps the spans of one provider."""
-
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
         self.provider = TracerProvider()
@@ -25,7 +23,6 @@ class Collector:
         return list(self._exporter.get_finished_spans())
 
     def one(self, name: str) -> ReadableSpan:
-        """The only span of a name."""
         (found,) = [span for span in self.spans if span.name == name]
         return found
 
@@ -36,7 +33,6 @@ def traceparent(span: ReadableSpan) -> str:
 
 
 def parent(span: ReadableSpan) -> str | None:
-    """How it names the span above."""
     return None if span.parent is None else _named(span.parent)
 
 

@@ -110,7 +110,6 @@ def coordinate(spark: SparkSession, settings: Config, plan: Plan, jvm: int) -> s
 
 
 def serve(spark: SparkSession, settings: Config) -> None:
-    """Until SIGTERM."""
     stop = process.stop_on_signals()
     with Coordinator(spark, settings).start() as coordinator:
         tell("READY")
@@ -126,7 +125,6 @@ def work_off(spark: SparkSession, settings: Config) -> None:
 
 
 def maintain(spark: SparkSession, settings: Config) -> None:
-    """As the command `maintain`."""
     with fencing.lock(settings, spark):
         tell(f"MAINTAINED {Maintenance(Warehouse(spark, settings.warehouse), settings).run()}")
 

@@ -67,7 +67,6 @@ class Slowness:
 
     @property
     def count(self) -> int:
-        """The samples so far."""
         return len(self._samples)
 
     def since(self, count: int) -> float:

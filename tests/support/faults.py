@@ -26,7 +26,7 @@ from commitlake.coordinator.coordination import check_requests
 from commitlake.coordinator.landing import parts, query
 from commitlake.protocol import clock
 from commitlake.tables import TableName, Warehouse, small_files
-from commitlake.tables.staged_append import StagedAppend
+from commitlake.tables.direct_append import StagedAppend
 
 TABLES = ("positions", "batches", "transactions", "deliveries", "topic", "open_rows", "reentries", "half", "op")
 OTHERS = ("delayed", "discarded", "rejected", "checks", "files", "kafka")

@@ -91,7 +91,6 @@ def client(
 
 
 def message(topic: str, body: bytes, **fields: Any) -> Any:
-    """A message of RocketMQ's Python client."""
     import rocketmq
 
     made = rocketmq.Message()

@@ -101,7 +101,6 @@ class ConsumerCalls:
         return [answer async for answer in self.stub.ReceiveMessage(request, metadata=self.metadata)]
 
     async def receive(self, **arguments: Any) -> list[Any]:
-        """The messages of one call."""
         return [answer.message for answer in await self.answers(**arguments) if answer.HasField("message")]
 
     async def receive_all(self, count: int, **arguments: Any) -> list[Any]:

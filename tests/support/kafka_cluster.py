@@ -63,7 +63,6 @@ class KafkaCluster:
             list(pool.map(EmbeddedBroker.start, [self.brokers[number] for number in wanted]))
 
     def kill(self, *numbers: int) -> None:
-        """Ends brokers with SIGKILL."""
         for number in numbers:
             process = self.brokers[number]._process
             assert process is not None
@@ -72,7 +71,6 @@ class KafkaCluster:
             self.brokers[number].stop()
 
     def stop(self) -> None:
-        """Kills what still runs."""
         self.kill(*self._running())
 
     def _running(self) -> list[int]:

@@ -17,8 +17,6 @@ DECISIONS = {"COMMIT": "COMMITTED", "ROLLBACK": "ROLLED_BACK"}
 
 
 class At(NamedTuple):
-    """Where a record stands."""
-
     source: str
     queue: int
     offset: int
@@ -145,7 +143,6 @@ class KafkaLog:
         return found
 
     def recalls(self) -> dict[At, list[Op]]:
-        """By delayed message."""
         found: dict[At, list[Op]] = defaultdict(list)
         for op in self.ops.values():
             if op.decision == "RECALL" and op.listed:

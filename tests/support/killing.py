@@ -80,7 +80,6 @@ class Run:
         return next((line.removeprefix(word).strip() or word for line in lines), None)
 
     def is_gone(self) -> bool:
-        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def has_ended(self) -> bool:
@@ -98,7 +97,6 @@ class Run:
         return _state(self.pid) == "T"
 
     def kill(self, target: str) -> None:
-        """SIGKILL to `python`, `jvm` or `both`."""
         self._signal(target, signal.SIGKILL)
 
     def freeze(self, seconds: float) -> None:
@@ -108,11 +106,9 @@ class Run:
         self.go_on()
 
     def go_on(self) -> None:
-        """SIGCONT to all of it."""
         self._signal("both", signal.SIGCONT)
 
     def stop(self) -> None:
-        """Asks for a clean end."""
         if not self.has_ended():
             self._signal("python", signal.SIGTERM)
 
@@ -148,7 +144,6 @@ class Run:
         self._process.wait()
 
     def has_jvm(self) -> bool:
-        """Whether the JVM lives."""
         return _state(self.jvm) not in ("", "Z")
 
     def _last_line(self) -> str:

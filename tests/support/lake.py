@@ -177,7 +177,6 @@ class Lake:
         return self.rows(f"topics/{name}")
 
     def topics(self) -> list[str]:
-        """The topics that have a table."""
         return tables.topics(str(self.tables))
 
     def rejected(self) -> dict[Record, Row]:
@@ -188,7 +187,6 @@ class Lake:
         return found
 
     def kafka(self, source: str) -> Iterator[Any]:
-        """All records of a topic."""
         with self._consumer() as consumer:
             name = self.config.kafka.topic(source)
             partitions = [TopicPartition(name, at) for at in sorted(consumer.partitions_for_topic(name))]

@@ -110,7 +110,6 @@ class Rebuilds:
 
 
 def different(some: Rows, others: Rows, name: str, other: str) -> list[str]:
-    """What only one of two has."""
     found = []
     for rows, where in ((some - others, f"only {name}"), (others - some, f"only {other}")):
         found += [f"open {where}: {_text(row)}" for row in list(rows)[:5]]

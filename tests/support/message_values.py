@@ -29,8 +29,6 @@ class Name(str, Enum):  # noqa: UP042 - the trap itself
 
 
 class Number(IntEnum):
-    """Numbers with names."""
-
     THREE = 3
     MANY = 10_000
 

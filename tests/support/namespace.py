@@ -96,7 +96,6 @@ class Namespace:
         return self.ops()
 
     def ask(self, *checks: wire.CheckRecord, partition: int = 0, topic: str = "check") -> None:
-        """Send check requests."""
         client = KafkaProducer(bootstrap_servers=self.servers)
         for check in checks:
             key, value, headers = codecs.encode_check(check)

@@ -24,7 +24,6 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """The status and the text."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
@@ -63,7 +62,6 @@ class Prometheus:
         self.port = port
 
     def firing(self) -> set[str]:
-        """The alerts that fire now."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/alerts", timeout=30) as answer:
             alerts = json.load(answer)["data"]["alerts"]
         return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}

@@ -59,7 +59,6 @@ class Secured:
         }
 
     def admin(self) -> KafkaAdminClient:
-        """A client of the superuser."""
         given = {"bootstrap_servers": self.bootstrap_servers, "options": self.options(ADMIN)}
         return KafkaAdminClient(**python_options(config.from_mapping({"kafka": given}).kafka))
 
@@ -74,7 +73,6 @@ class Secured:
         client.close()
 
     def grant(self, who: str, kind: str, name: str, operation: str) -> None:
-        """Grants one right."""
         self._create([_acl(who, kind, name, operation)])
 
     def permit(self, prefix: str, group: str) -> None:

@@ -47,7 +47,6 @@ def place_orders(given: dict[str, Any], engine: Engine) -> None:
 
 
 def place_order(producer: TransactionMQProducer, connection: Connection) -> None:
-    """Place one order."""
     name = uuid.uuid4().hex
     with producer.begin_transaction(database=connection) as transaction:
         insert(connection, "orders", name)

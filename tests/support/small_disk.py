@@ -34,7 +34,6 @@ class SmallDisk:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Nothing more can be written."""
         held = os.statvfs(self.place)
         used = (held.f_blocks - held.f_bfree) * held.f_frsize
         self._mount("-o", f"remount,size={used + 8_192}")
@@ -44,7 +43,6 @@ class SmallDisk:
             self.resize(self.size)
 
     def resize(self, size: int) -> None:
-        """A larger or a smaller disk."""
         self._mount("-o", f"remount,size={size}")
 
     def _mount(self, *arguments: str) -> bool:

@@ -41,7 +41,6 @@ class Story:
         self.rejected_after: dict[str, int] = {}
 
     def play(self) -> None:
-        """Plays the whole history."""
         self.several_of_each_end()
         self.decisions()
         self.conflicts_and_mismatches()
@@ -134,7 +133,6 @@ class Story:
         self.half["stranger by id"] = self.lake.half("other", first=self.half["whole"])
 
     def add(self, name: str, part: str, queue: int = 0, **more: Any) -> None:
-        """A further half message."""
         self.half[part] = self.lake.half(name, queue, first=self.half[name], **{"msg_id": part, **more})
 
     def delays(self) -> None:

@@ -53,7 +53,6 @@ def write(warehouse: Path, topic: str, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def table(rows: Iterable[dict[str, Any]]) -> pa.Table:
-    """Rows as the table has them."""
     columns = [{**dict.fromkeys(SCHEMA.names), **row, "properties": list(row["properties"].items())} for row in rows]
     return pa.Table.from_pylist(columns, SCHEMA)
 

@@ -151,7 +151,6 @@ class Traffic:
         return not self._pending() and self.is_written() and len(self.lake.rejected()) == len(self.refused)
 
     def _pending(self) -> set[Position]:
-        """Half messages without an end."""
         return set(self.ends) - {Position(*at) for at in newest(self.lake.rows("transactions"))}
 
     def differences(self) -> tuple[int, int, int]:

@@ -71,7 +71,6 @@ class Yarn:
         return found["state"], found["finalStatus"]
 
     def attempts(self, app: str) -> int:
-        """How many attempts it has had."""
         return len(self._get(f"apps/{app}/appattempts")["appAttempts"]["appAttempt"])
 
     def kill_driver(self, app: str) -> None:

@@ -6,7 +6,6 @@ Begin with `keys.py`, the one table of keys. A new key is a line there, and a fi
 from __future__ import annotations
 
 from commitlake.config.config import (
-    ENVIRONMENT_PREFIX,
     Conf,
     Config,
     from_mapping,
@@ -15,28 +14,19 @@ from commitlake.config.config import (
     of,
 )
 from commitlake.config.sections import (
-    AcceptConfig,
     CatalogConfig,
-    DelayConfig,
     GatewayConfig,
     KafkaConfig,
-    MaintenanceConfig,
-    MetricsConfig,
     TopicsConfig,
     TransactionConfig,
 )
 
 __all__ = [
-    "ENVIRONMENT_PREFIX",
-    "AcceptConfig",
     "CatalogConfig",
     "Conf",
     "Config",
-    "DelayConfig",
     "GatewayConfig",
     "KafkaConfig",
-    "MaintenanceConfig",
-    "MetricsConfig",
     "TopicsConfig",
     "TransactionConfig",
     "from_mapping",

@@ -12,20 +12,9 @@ from typing import Any
 
 import yaml
 
-from commitlake.config import yaml_texts
+from commitlake.config import sections, yaml_texts
 from commitlake.config.keys import BY_NAME, CHECKS, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
 from commitlake.config.locations import CATALOG
-from commitlake.config.sections import (
-    AcceptConfig,
-    CatalogConfig,
-    DelayConfig,
-    GatewayConfig,
-    KafkaConfig,
-    MaintenanceConfig,
-    MetricsConfig,
-    TopicsConfig,
-    TransactionConfig,
-)
 from commitlake.config.values import duration, plain
 from commitlake.errors import ArgumentError, ConfigError
 from commitlake.protocol.durations import duration_text
@@ -62,19 +51,19 @@ class Config:
     checkpoints: str
     receipts: str
     receipts_retention_ms: int
-    catalog: CatalogConfig
-    kafka: KafkaConfig
+    catalog: sections.CatalogConfig
+    kafka: sections.KafkaConfig
     trigger_interval_ms: int
     standby_after_ms: int
-    transaction: TransactionConfig
+    transaction: sections.TransactionConfig
     checks: Mapping[str, Mapping[str, Any]] = field(hash=False, repr=False)
-    topics: TopicsConfig
-    delay: DelayConfig
+    topics: sections.TopicsConfig
+    delay: sections.DelayConfig
     max_message_size: int
-    gateway: GatewayConfig
-    maintenance: MaintenanceConfig
-    accept: AcceptConfig
-    metrics: MetricsConfig
+    gateway: sections.GatewayConfig
+    maintenance: sections.MaintenanceConfig
+    accept: sections.AcceptConfig
+    metrics: sections.MetricsConfig
 
     @property
     def scratch(self) -> str:
@@ -282,20 +271,20 @@ def _build(values: Mapping[str, object]) -> Config:
     for name in values:
         if name not in BY_NAME:
             raise unknown_key(name, values[name])
-    sections: dict[str, dict[str, Any]] = {}
+    given: dict[str, dict[str, Any]] = {}
     for key in KEYS:
         section, _, attribute = key.path.rpartition(".")
-        sections.setdefault(section, {})[attribute] = key.value(values.get(key.name, key.default))
-    sections["delay"]["levels_ms"] = tuple(map(duration(), sections["delay"]["levels"]))
+        given.setdefault(section, {})[attribute] = key.value(values.get(key.name, key.default))
+    given["delay"]["levels_ms"] = tuple(map(duration(), given["delay"]["levels"]))
     return Config(
-        catalog=CatalogConfig(**sections["catalog"]),
-        kafka=KafkaConfig(**sections["kafka"]),
-        transaction=TransactionConfig(**sections["transaction"]),
-        topics=TopicsConfig(**sections["topics"]),
-        delay=DelayConfig(**sections["delay"]),
-        gateway=GatewayConfig(**sections["gateway"]),
-        maintenance=MaintenanceConfig(**sections["maintenance"]),
-        accept=AcceptConfig(**sections["accept"]),
-        metrics=MetricsConfig(**sections["metrics"]),
-        **sections[""],
+        catalog=sections.CatalogConfig(**given["catalog"]),
+        kafka=sections.KafkaConfig(**given["kafka"]),
+        transaction=sections.TransactionConfig(**given["transaction"]),
+        topics=sections.TopicsConfig(**given["topics"]),
+        delay=sections.DelayConfig(**given["delay"]),
+        gateway=sections.GatewayConfig(**given["gateway"]),
+        maintenance=sections.MaintenanceConfig(**given["maintenance"]),
+        accept=sections.AcceptConfig(**given["accept"]),
+        metrics=sections.MetricsConfig(**given["metrics"]),
+        **given[""],
     )

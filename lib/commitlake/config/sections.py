@@ -229,7 +229,7 @@ class DelayConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """What a gateway takes of RocketMQ's clients; the defaults are RocketMQ's.
+    """Limits of a gateway for RocketMQ's clients; the defaults are RocketMQ's.
 
     Attributes:
         max_properties: user properties of a message.

@@ -20,8 +20,7 @@ from commitlake.config.locations import is_local
 from commitlake.coordinator import optional_services
 from commitlake.coordinator.recovery import fencing
 from commitlake.coordinator.recovery.fencing import Ownership, WarehouseLock
-from commitlake.coordinator.recovery.heartbeat import Heartbeat
-from commitlake.coordinator.recovery.stop_mark import LOOK_S, StopMark
+from commitlake.coordinator.recovery.signs import LOOK_S, Heartbeat, StopMark
 from commitlake.coordinator.rehearsal import rehearsing
 from commitlake.coordinator.restarts import Restarts, is_outage
 from commitlake.coordinator.run import Run

@@ -87,12 +87,12 @@ class Rehearsal:
         self._stopping.set()
 
     def run(self) -> None:
-        """Plays two starts and their rounds, reads the tables as a start does, and then follows their logs."""
+        """Runs two starts and their rounds, reads the tables as a start does, and then follows their logs."""
         if self._stopping.wait(_SOONEST_S):
             return
         begun = time.monotonic()
         try:
-            self._play()
+            self._run_starts()
         except Exception as error:  # a cold standby can take over too
             if not self._stopping.is_set():
                 log.warning("the standby could not rehearse, so it will be slower at first: %s", error)
@@ -104,7 +104,7 @@ class Rehearsal:
         if not self._stopping.is_set():
             log.warning("standing by, warm after %.0f s", time.monotonic() - begun)
         while not self._stopping.wait(_READ_EVERY_S):
-            self._quietly(self._look)
+            self._quietly(self._follow_logs)
 
     def _quietly(self, read: Callable[[], None]) -> None:
         """Reads, unless stopped. Tables may be missing or of another version: a start reports that, a read does not."""
@@ -122,26 +122,26 @@ class Rehearsal:
             recover.open_rows(tables, self._real, position).count()
             tables.listed_topics()
 
-    def _look(self) -> None:
+    def _follow_logs(self) -> None:
         """Lets Delta read the new commits of the tables' logs, without the open rows of `_read`: these may be many."""
         tables = Warehouse(self._spark, self._real.warehouse)
         for name in TABLES:
             tables.read(name)
 
-    def _play(self) -> None:
-        """Plays a start on an empty warehouse, then one that finds the rows of the first, with delayed messages."""
+    def _run_starts(self) -> None:
+        """Runs a start on an empty warehouse, then one that finds the rows of the first, with delayed messages."""
         tables = Warehouse(self._spark, self._config.warehouse)
         tables.create()
         new = recover.of_new_warehouse(tables, self._inputs(), self._clock)
-        landed = self._played(tables, new, LandingPosition(0, {}))
+        landed = self._run_start(tables, new, LandingPosition(0, {}))
         if not self._stopping.is_set():
             found = recover.recover(tables, self._config, self._inputs(), self._clock, landed, tables.topics())
-            self._played(tables, found, landed, **{headers.TIMER_DELAY_SEC: "1"})
+            self._run_start(tables, found, landed, **{headers.TIMER_DELAY_SEC: "1"})
 
     def _inputs(self) -> str:
         return f"{checkpoints.fresh(self._spark, self._config, 'inputs', 0)}/table"
 
-    def _played(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
+    def _run_start(self, tables: Warehouse, found: Recovered, begun: LandingPosition, **delays: str) -> LandingPosition:
         """Runs the rounds of one start; returns the position after them."""
         config, dedup = self._config, DedupIndex(tables, {}, self._clock)
         topics = Topics(tables, config.topics.max, lambda _: None)

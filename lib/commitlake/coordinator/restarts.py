@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from commitlake.errors import (
-    CommitLakeError,
-    ConfigError,
-    DoubledError,
-    FencedError,
-    IdentityError,
-    KafkaError,
-    SetupError,
-    StreamError,
-)
+from commitlake import errors
 from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
@@ -23,13 +14,13 @@ PAUSES_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 KAFKA_S = 5.0
 """Pause between two attempts while Kafka is away; each attempt takes up to 8 s."""
 _FORGOTTEN_S = 600.0
-_LASTING = (FencedError, IdentityError, ConfigError, SetupError, DoubledError)
+_LASTING = (errors.FencedError, errors.IdentityError, errors.ConfigError, errors.SetupError, errors.DoubledError)
 """Errors that do not pass by themselves, or must not be ignored."""
 
 
-def is_outage(error: CommitLakeError | None) -> bool:
+def is_outage(error: errors.CommitLakeError | None) -> bool:
     """Whether the error is an outage of Kafka: nothing else is wrong, and no restart of the process helps."""
-    return isinstance(error, KafkaError) and not isinstance(error, IdentityError)
+    return isinstance(error, errors.KafkaError) and not isinstance(error, errors.IdentityError)
 
 
 class Restarts:
@@ -39,7 +30,7 @@ class Restarts:
         self._in_a_row = 0
         self._outage = ThrottledWarning(log)
 
-    def pause_s(self, error: CommitLakeError, ran_s: float) -> float | None:
+    def pause_s(self, error: errors.CommitLakeError, ran_s: float) -> float | None:
         """Seconds until all queries restart; None when they must not.
 
         While Kafka is away, the number of restarts has no limit.
@@ -58,7 +49,7 @@ class Restarts:
         pause_s = PAUSES_S[self._in_a_row]
         self._in_a_row += 1
         tries = f"{self._in_a_row} of {len(PAUSES_S)}"
-        what = error.what if isinstance(error, StreamError) else error
+        what = error.what if isinstance(error, errors.StreamError) else error
         log.warning("all queries begin again in %.0f s, try %s, and nothing is lost: %s", pause_s, tries, what)
         return pause_s
 

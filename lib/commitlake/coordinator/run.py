@@ -19,7 +19,7 @@ from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
-from commitlake.coordinator.forwarding.forwarders import Forwarders
+from commitlake.coordinator.forwarding.to_kafka import Forwarders
 from commitlake.coordinator.landing import kafka_identity
 from commitlake.coordinator.landing import query as landing_query
 from commitlake.coordinator.landing import start as landing_start
@@ -89,8 +89,8 @@ class Run:
         With `available_now` it processes all records that are there and all that is due, and then returns.
         """
         is_new = self._owner.is_new  # a new warehouse needs no reading, which saves 10 s of 25
-        resume_point = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
-        others = () if is_new else kafka_identity.check(self.warehouse, self.config, resume_point.position)
+        resume_point = None if is_new else landing_start.reached(self.warehouse)  # step 2
+        others = kafka_identity.check(self.warehouse, self.config, resume_point) if resume_point else ()
         settings = SettingsPublisher(self.config, self._clock)
         known = Topics(self.warehouse, self.config.topics.max, settings.add)
         for warning in topics.ensure_topics(self.config):
@@ -149,9 +149,9 @@ class Run:
     def _land_paced(self, raw: DataFrame, batch_id: int) -> None:
         """Lands a batch, then waits: Kafka is polled again when `trigger_interval` has passed since the batch began.
 
-        After a batch without records there is no wait: Spark plays one at a start.
+        After a batch without records there is no wait: Spark runs one at a start.
         """
-        assert self.scheduler is not None, "it plays the batch"
+        assert self.scheduler is not None, "it runs the batch"
         rounds, begun = self.scheduler.rounds, time.monotonic()
         before = rounds.records
         self._parts.land(raw, batch_id)

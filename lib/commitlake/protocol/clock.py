@@ -21,7 +21,7 @@ def as_datetime(at_ms: float) -> datetime:
 
 
 class BrokerClock:
-    """Kafka's time, by which ages and due times count. It advances from the append time of the last record.
+    """Kafka's time, by which ages and due times count, running on from the append time of the last record.
 
     The driver's clock decides nothing: if it is a day ahead for a moment, no transaction ends. This clock is never
     ahead of the broker's, because the broker stored the record before the acknowledgement arrived. Before the first

@@ -65,7 +65,7 @@ def open_state(tries: int) -> str:
     """The `state` of a row until its block ends.
 
     A committed row with it is of a block that committed in its middle: what came after that may roll back, so it proves
-    nothing. It counts tries to send, and a savepoint that is rolled back sets it back.
+    nothing. The state counts tries to send; a savepoint that is rolled back sets it back.
     """
     return f"{_OPEN} {tries}"
 

@@ -69,7 +69,7 @@ def xact_of(text: str) -> Xact:
 
 
 def question(xids: Iterable[int]) -> str:
-    """SQL whose rows `answer_of` reads. It is one statement, so that one server answers all of it.
+    """SQL whose rows `answer_of` reads: one statement, so that one server answers all of it.
 
     An xid from the snapshot's xmax on is reported as in progress; it may also have never been here. `pg_xact_status`
     rejects an xid in the future, and the whole statement would fail.

@@ -12,20 +12,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any, NamedTuple
 
 from commitlake.errors import RecordError
-from commitlake.protocol import headers
-from commitlake.protocol.encoding import (
-    MAX_ID_LENGTH,
-    Headers,
-    Position,
-    from_json,
-    natural,
-    positions,
-    read_positions,
-    texts,
-    to_headers,
-    to_json,
-    utf8,
-)
+from commitlake.protocol import encoding, headers
 
 SETTINGS_KEY = b"limits"
 MAX_HALF_MESSAGES = 1_000
@@ -92,7 +79,7 @@ class HalfRecord(MessageRecord):
     """
 
     transaction_id: str
-    first_half: Position | None = None
+    first_half: encoding.Position | None = None
     check_immunity_s: int | None = None
 
 
@@ -113,7 +100,7 @@ class OpRecord:
     transaction_id: str
     producer_group: str | None
     decision: str
-    half_messages: tuple[Position, ...]
+    half_messages: tuple[encoding.Position, ...]
     from_check: bool = False
     check_id: str | None = None
     remark: str | None = None
@@ -131,7 +118,7 @@ class RecallRecord:
 
     msg_id: str
     topic: str
-    message: Position
+    message: encoding.Position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +143,8 @@ class CheckRecord:
     msg_id: str
     topic: str
     body: bytes
-    half: Position
-    half_messages: tuple[Position, ...]
+    half: encoding.Position
+    half_messages: tuple[encoding.Position, ...]
     check_times: int
     check_id: str
     queue_id: int | None = None
@@ -203,7 +190,7 @@ class Settings:
 
 def encode_message(record: MessageRecord) -> Encoded:
     """Bytes of a record of `messages`."""
-    return Encoded(record.sharding_key, record.body, to_headers(_message_headers(record), record.properties))
+    return Encoded(record.sharding_key, record.body, encoding.to_headers(_message_headers(record), record.properties))
 
 
 def encode_half(record: HalfRecord) -> Encoded:
@@ -213,7 +200,7 @@ def encode_half(record: HalfRecord) -> Encoded:
         headers.FIRST_HALF: record.first_half,
         headers.CHECK_IMMUNITY: record.check_immunity_s,
     }
-    return Encoded(record.sharding_key, record.body, to_headers(own, record.properties))
+    return Encoded(record.sharding_key, record.body, encoding.to_headers(own, record.properties))
 
 
 def encode_op(op: OpRecord) -> Encoded:
@@ -222,12 +209,12 @@ def encode_op(op: OpRecord) -> Encoded:
         "transaction_id": op.transaction_id,
         "producer_group": op.producer_group,
         "decision": op.decision,
-        "half_messages": positions(op.half_messages),
+        "half_messages": encoding.positions(op.half_messages),
         "from_check": op.from_check,
         **({} if op.check_id is None else {"check_id": op.check_id}),
         "remark": op.remark,
     }
-    return Encoded(utf8(op.transaction_id), to_json(content), [])
+    return Encoded(encoding.utf8(op.transaction_id), encoding.to_json(content), [])
 
 
 def encode_recall(recall: RecallRecord) -> Encoded:
@@ -236,23 +223,23 @@ def encode_recall(recall: RecallRecord) -> Encoded:
         "decision": "RECALL",
         "message_id": recall.msg_id,
         "topic": recall.topic,
-        "messages": positions([recall.message]),
+        "messages": encoding.positions([recall.message]),
     }
-    return Encoded(utf8(recall.msg_id), to_json(content), [])
+    return Encoded(encoding.utf8(recall.msg_id), encoding.to_json(content), [])
 
 
 def encode_settings(settings: Settings) -> Encoded:
     """Bytes of the record of `settings`."""
-    return Encoded(SETTINGS_KEY, to_json(vars(settings)), [])
+    return Encoded(SETTINGS_KEY, encoding.to_json(vars(settings)), [])
 
 
-def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
+def decode_check(value: bytes | None, given: encoding.Headers) -> CheckRecord:
     """Read a check request.
 
     Raises:
         RecordError: a header that the coordinator always writes is missing or malformed.
     """
-    found = texts(given)
+    found = encoding.texts(given)
     try:
         return CheckRecord(
             transaction_id=_short(found[headers.TRANSACTION_ID]),
@@ -260,19 +247,19 @@ def decode_check(value: bytes | None, given: Headers) -> CheckRecord:
             msg_id=_short(found[headers.UNIQ_KEY]),
             topic=_short(found[headers.REAL_TOPIC]),
             body=value or b"",
-            half=Position.parse(f"{found[headers.HALF_QUEUE]}-{found[headers.HALF_OFFSET]}"),
+            half=encoding.Position.parse(f"{found[headers.HALF_QUEUE]}-{found[headers.HALF_OFFSET]}"),
             # As landing checks those of an op: a foreign record in `check` must not break an answer.
-            half_messages=read_positions(
-                from_json(found[headers.HALF_MESSAGES].encode(), None), MAX_HALF_MESSAGES, None
+            half_messages=encoding.read_positions(
+                encoding.from_json(found[headers.HALF_MESSAGES].encode(), None), MAX_HALF_MESSAGES, None
             ),
             check_times=int(_short(found[headers.CHECK_TIMES])),
             check_id=_short(found[headers.CHECK_ID]),
-            queue_id=natural(found.get(headers.REAL_QID)),
+            queue_id=encoding.natural(found.get(headers.REAL_QID)),
             tags=found.get(headers.TAGS),
             keys=found.get(headers.KEYS),
             properties={name: text for name, text in found.items() if name not in headers.RESERVED_HEADERS},
-            born_timestamp=natural(found.get(headers.BORN_TIMESTAMP)),
-            stored_timestamp=natural(found.get(headers.STORED_TIMESTAMP)),
+            born_timestamp=encoding.natural(found.get(headers.BORN_TIMESTAMP)),
+            stored_timestamp=encoding.natural(found.get(headers.STORED_TIMESTAMP)),
         )
     except (KeyError, TypeError, ValueError, RecordError) as error:
         msg = f"not a check request: {type(error).__name__} {error!s:.200}; its headers are {sorted(found)!s:.300}"
@@ -285,7 +272,7 @@ def decode_settings(value: bytes | None) -> Settings:
     Raises:
         RecordError: the value is not JSON, lacks a key that this version needs, or has one of another type.
     """
-    content = from_json(value, None)
+    content = encoding.from_json(value, None)
     names = {name for name, field in Settings.__dataclass_fields__.items() if field.default is MISSING}
     missing = sorted(names - set(content) if isinstance(content, dict) else names)
     if missing:
@@ -326,9 +313,9 @@ def _message_headers(record: MessageRecord) -> dict[str, object]:
 
 def _short(text: str) -> str:
     """An id, if landing allows its length: an answer that repeats a longer one could be too large for Kafka."""
-    if 1 <= len(text) <= MAX_ID_LENGTH:
+    if 1 <= len(text) <= encoding.MAX_ID_LENGTH:
         return text
-    msg = f"{text[:50]!r} has {len(text)} characters, allowed are 1 to {MAX_ID_LENGTH}"
+    msg = f"{text[:50]!r} has {len(text)} characters, allowed are 1 to {encoding.MAX_ID_LENGTH}"
     raise RecordError(msg)
 
 

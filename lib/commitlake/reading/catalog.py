@@ -120,7 +120,7 @@ class _Table:
     def place(self) -> str:
         """The directory or URI of the table."""
         with self._lock:
-            self._look()
+            self._ask_for_table()
             place = str(self._found.get("storage_location") or "")
         if not place:
             msg = f"catalog.url: {self._catalog.url} names no place of {self._name}; give a table, and not a view"
@@ -138,7 +138,7 @@ class _Table:
                 raise WarehouseError(msg)
             return self._options
 
-    def _look(self) -> None:
+    def _ask_for_table(self) -> None:
         if self._found and time.monotonic() < self._look_at_s:
             return
         found = _asked(self._catalog, f"tables/{quote(self._name, safe='')}", self._name)
@@ -148,7 +148,7 @@ class _Table:
 
     def _renew(self) -> None:
         try:
-            self._look()
+            self._ask_for_table()
             wanted = {"table_id": self._found.get("table_id"), "operation": "READ"}
             told = _asked(self._catalog, "temporary-table-credentials", self._name, wanted)
         except CommitLakeError as error:  # also a token that has expired, and is being replaced

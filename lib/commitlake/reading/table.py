@@ -80,8 +80,8 @@ def folders(place: str, options: Options = None) -> list[str]:
 def filesystem(place: str, options: Options = None) -> pyarrow.fs.FileSystem:
     """A table's directory as a file system of pyarrow.
 
-    A local one is Arrow's own. A file system in Python ends the process with SIGABRT, if a thread of Arrow's is the
-    last to release it while the process ends. That happened in one of ten runs of `commitlake unfinished`.
+    A local one is Arrow's own. A file system in Python may end the process with SIGABRT as the process ends, if a
+    thread of Arrow's is the last to release it: one of ten runs of `commitlake unfinished`.
     """
     from deltalake.fs import DeltaStorageHandler
     from pyarrow import fs
@@ -223,7 +223,7 @@ class Snapshot:
             return is_new
 
     def credentials(self) -> object:
-        """What files are opened with now, another object once credentials were renewed: open files have the former."""
+        """Options that open files now, another object once credentials were renewed: open files have the former."""
         if storage_options(self._options) != self._used:
             self.refresh()
         return self._used
@@ -347,7 +347,7 @@ class Snapshot:
 class Stream:
     """Rows of a table that is not plain (`is_plain`), as an Arrow stream that can be read any number of times.
 
-    It has only `columns`, in any case, unless that is None.
+    The stream has only `columns`, in any case, unless that is None.
     """
 
     def __init__(self, table: Snapshot, columns: Collection[str] | None = None) -> None:

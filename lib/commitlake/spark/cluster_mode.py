@@ -1,6 +1,6 @@
 """Cluster mode: the driver runs on the cluster, so all that it would read on this machine travels with it.
 
-That is the configuration with the files of its secrets, the log's settings, and all packages. The launcher submits the
+The configuration travels with the files of its secrets, the log's settings, and all packages. The launcher submits the
 application and ends; nothing of it is left here.
 """
 

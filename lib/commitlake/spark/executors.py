@@ -1,9 +1,9 @@
 """The Python of executors: the versions that they have, and the packages that are shipped to them.
 
 Executors need CommitLake, numpy, pandas and pyarrow, in the driver's versions; a driver on the cluster needs more.
-CommitLake is shipped as a zip. The others hold compiled libraries, which Python does not import from a zip, so they are
-shipped as an archive that Spark unpacks beside each process. It holds no interpreter: that of a virtual environment is
-a link to the driver's disk.
+CommitLake is shipped as a zip. The others hold compiled libraries, which Python does not import from a zip. So an
+archive holds them, which Spark unpacks beside each process. No interpreter is in it: that of a virtual environment is a
+link to the driver's disk.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def settings(packages: Iterable[str] = ("numpy", "pandas", "pyarrow")) -> dict[s
 
 
 def of_driver() -> list[str]:
-    """What a driver imports: the requirements of CommitLake's extra `all`.
+    """The packages that a driver imports: the requirements of CommitLake's extra `all`.
 
     Raises:
         SetupError: CommitLake is on the path only, and not installed.
@@ -136,7 +136,7 @@ def _with_required(packages: Iterable[str]) -> list[metadata.Distribution]:
 
 
 def _required(of: metadata.Distribution, extras: Collection[str]) -> list[str]:
-    """What a distribution requires, as `name` or `name[extra]`."""
+    """The requirements of a distribution, as `name` or `name[extra]`."""
     wanted = re.compile(rf"""extra == ["']({"|".join(map(re.escape, extras))})["']""")
     lines = [each for each in of.requires or () if "extra ==" not in each or wanted.search(each)]
     return [re.split(r"[^\w.\-\[\],]", each, maxsplit=1)[0] for each in lines]

@@ -45,7 +45,7 @@ def checkpoint_lazily(frame: DataFrame) -> DataFrame:
     """The rows of `frame`, kept from the first action on until `release`, without the plan that led to them.
 
     `persist` keeps the plan: each frame that is made of it is analysed with it, and compared with it to find cached
-    rows. That took one second of a round of six seconds. The first action must read all partitions.
+    rows, which took one second of a round of six seconds. The first action must read all partitions.
     """
     return frame.localCheckpoint(eager=False, storageLevel=_level(frame))
 
@@ -82,8 +82,8 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 def in_few_tasks(frame: DataFrame) -> DataFrame:
     """The rows of `frame` in no more partitions than there are cores, without a shuffle.
 
-    A task costs 20 to 60 ms of CPU, however few rows it has, since each generates the code of wide projections and of
-    Delta's statistics. Landing had a task for each partition of Kafka, four times over.
+    A task costs 20 to 60 ms of CPU, however few rows it has: each generates the code of wide projections and of Delta's
+    statistics. Landing had a task for each partition of Kafka, four times over.
     """
     return frame.coalesce(frame.sparkSession.sparkContext.defaultParallelism)
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 
 class Use(NamedTuple):
-    """What some classes are for.
+    """The purpose of some classes.
 
     Attributes:
         names: their whole names.

@@ -132,32 +132,32 @@ def stopped_by_signals(stop: Stop) -> Iterator[None]:
     """Let the first SIGTERM or SIGINT set `stop`; the second one goes to the handler that was there before.
 
     Outside the main thread, where Python allows no handlers, signals keep their handlers. Blocks may overlap, with one
-    flag or several: a signal sets all flags, and the last block to end restores the handlers. Where that block ends in
-    another thread than it began in, the next signal restores them, and goes to the handler that was there before.
+    flag or several: a signal sets all flags, and the last block to end restores the handlers. If that block
+    ends in another thread than it began in, the next signal restores them, and goes to the handler of before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _EARS.open(stop)
+    _STOPS.add(stop)
     try:
         yield
     finally:
-        _EARS.close(stop)
+        _STOPS.discard(stop)
 
 
-class _Ears:
+class _StopsOfSignals:
     """The flags that the next signal sets; one handler for all."""
 
     def __init__(self) -> None:
         self._stops: list[Stop] = []
         self._before: dict[signal.Signals, Any] = {}
 
-    def open(self, stop: Stop) -> None:
+    def add(self, stop: Stop) -> None:
         self._stops.append(stop)
         if not self._before and not stop.is_set():
-            self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+            self._before = {number: signal.signal(number, self._set_all) for number in _SIGNALS}
 
-    def close(self, stop: Stop) -> None:
+    def discard(self, stop: Stop) -> None:
         if stop in self._stops:  # not in the child of a fork
             self._stops.remove(stop)
         if not self._stops and threading.current_thread() is threading.main_thread():
@@ -171,10 +171,10 @@ class _Ears:
     def _restore(self) -> None:
         before, self._before = self._before, {}
         for number, handler in before.items():
-            if signal.getsignal(number) == self._hear:  # if not, other code has set its own since
+            if signal.getsignal(number) == self._set_all:  # if not, other code has set its own since
                 signal.signal(number, handler)
 
-    def _hear(self, number: int, _: object) -> None:
+    def _set_all(self, number: int, _: object) -> None:
         self._restore()
         if not self._stops:
             signal.raise_signal(number)
@@ -182,8 +182,8 @@ class _Ears:
             stop.set()
 
 
-_EARS = _Ears()
-os.register_at_fork(after_in_child=_EARS.forget)
+_STOPS = _StopsOfSignals()
+os.register_at_fork(after_in_child=_STOPS.forget)
 
 
 def terminal_columns() -> int:
@@ -229,7 +229,7 @@ def _log_to_terminal() -> None:
     # kafka-python logs each attempt to connect as an error; what matters reaches the user as a KafkaError.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     # py4j logs a stack trace of an error in a query's function, though that ends the query and is reported as its
-    # error. It logs another one of a call that a signal interrupts.
+    # error. py4j logs another one of a call that a signal interrupts.
     if not package.isEnabledFor(logging.DEBUG):
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_is_no_signal)

@@ -46,8 +46,8 @@ TUNING = {
     "spark.sql.streaming.numRecentProgressUpdates": "50",
     # Delta's state of a table here is small: 50 tasks to rebuild it, the default, are 48 too many.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # Where Java's time zone is not UTC, Delta rebuilds the state of a table of up to 50 files at each commit, to check
-    # its counts: 0.45 s instead of 0.13 s. The reason is times in partition columns, and no table here has any.
+    # To check its counts Delta rebuilds the state of a table of up to 50 files at each commit where Java's time zone
+    # is not UTC: 0.45 s instead of 0.13 s. The reason is times in partition columns, and no table here has any.
     "spark.databricks.delta.allFilesInCrc.verificationMode.forceOnNonUTC.enabled": "false",
     # Spark's default, INT96, has no statistics, so a question about the last hour would read all rows.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -107,9 +107,9 @@ STATIC_SETTINGS = {
     "spark.sql.codegen.cache.maxEntries": "1000",
     # By default PySpark calls the JVM three more times for each column of an expression, to report where it was made.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # A client of HDFS that closes a file asks whether its last block has been reported, and sleeps 400 ms if not, which
-    # is nearly always. A round, which writes some 40 files, took 9 s instead of 5. 10 doublings of 10 ms take as long
-    # as Hadoop's own 5 of 400 ms.
+    # A client of HDFS that closes a file asks whether its last block has been reported, and sleeps 400 ms if not:
+    # nearly always. A round, which writes some 40 files, took 9 s instead of 5. 10 doublings of 10 ms take as long as
+    # Hadoop's own 5 of 400 ms.
     "spark.hadoop.dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
     "spark.hadoop.dfs.client.block.write.locateFollowingBlock.retries": "10",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|credential|keystore[.]key",
@@ -118,9 +118,9 @@ STATIC_SETTINGS = {
 LOCAL_SETTINGS = {
     # Driver and executors in one heap: enough for a million open transactions.
     "spark.driver.memory": "2g",
-    # By default each stage allocates arrays of 4 MiB for the data of its tasks, and each aggregation and sort one of 32
-    # or 64 MiB. Java's collector gives such arrays regions of their own, and marks the whole heap for nearly each. It
-    # did so 154 times in four minutes; with these settings (pages of 1 MiB) and `_ONE_HEAP_OPTIONS` 8 times.
+    # By default each stage allocates arrays of 4 MiB for its tasks, each aggregation and sort one of 32 or 64 MiB.
+    # Java's collector gives such arrays regions of their own, and marks the whole heap for nearly each, 154 times in
+    # four minutes; with these settings (pages of 1 MiB) and `_ONE_HEAP_OPTIONS` 8 times.
     "spark.broadcast.blockSize": "256k",
     "spark.buffer.pageSize": "2m",
     "spark.sql.shuffle.partitions": "2",
@@ -149,7 +149,7 @@ _JAVA_OPTIONS = (
     "-Dorg.apache.avro.limits.collectionItems.maxLength=1000000"
 )
 # The optimising compiler pays off only after minutes: without it the first batches take 8, 5, 2 s, not 11, 10, 4 s.
-# That alone would leave 48 MiB for code, which the plans of some minutes fill: then Java compiles nothing any more.
+# Without it Java reserves 48 MiB for code, which the plans of some minutes fill: then Java compiles nothing any more.
 # Java's default collector takes one tenth of all CPU in these minutes, most of it for concurrent marking, which each
 # large array starts. The parallel collector takes 3 in 100.
 _SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"

@@ -4,7 +4,7 @@ Signals. spark-submit starts a JVM, and that starts the driver's Python. A JVM e
 would end the driver in the middle of a batch. So the JVM is started with SIGTERM, SIGINT and SIGHUP ignored, and Java
 leaves an ignored signal alone. The driver's Python handles them again (`process.exit_on_signals`) and writes its
 process id into a directory; this process forwards its signals to that id. So a signal to this process or to the whole
-group, at any moment, leads to the driver's clean stop, and its exit code is the exit code of all.
+group, at any moment, leads to the driver's clean stop. The driver's exit code is the exit code of all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bodies of Avro as Spark parses them. `from_avro` alone does not tell which of them fit their schema.
 
-It makes of a body that is cut short a struct of nulls, as of one whose fields all are null, and ignores bytes behind a
-body. So a mark is put behind each body, and read as one more field: only of a body that fits it is what it was.
+`from_avro` reads a body that is cut short as a struct of nulls, like one whose fields all are null. Bytes behind a body
+are ignored. So a mark is put behind each body, and read as one more field: only of a body that fits it is what it was.
 
 In a topic with a registry a body begins with the id of the schema that it was written with: a zero, and four bytes.
 """
@@ -110,7 +110,7 @@ def _fits(writer: str, reader: str) -> bool:
 
 
 def _units(kind: Any, named: dict[str, Any], path: str = "value") -> Iterator[tuple[str, str]]:
-    """What the numbers of a schema count, by path: logical types, and scales of decimals."""
+    """The units of a schema's numbers, by path: logical types, and scales of decimals."""
     if isinstance(kind, list):
         for each in kind:
             yield from _units(each, named, path)

@@ -118,7 +118,7 @@ def add_missing_columns(spark: SparkSession, sql_name: str, found: list[str], ta
 
 
 def lacking(found: StructType, table: TableLayout, since: Collection[str]) -> list[str]:
-    """Those of the columns `since` that a topic's table lacks, as SQL adds them.
+    """The columns of `since` that a topic's table lacks, as SQL adds them.
 
     Raises:
         WarehouseError: the table's owner has given it a column of that name and another type.
@@ -146,8 +146,8 @@ def _added_since(found: list[str], table: TableLayout) -> list[str]:
 def is_as_made(metadata: Any, table: TableLayout) -> bool:
     """Whether plain files with a layout's columns are what Delta's writer would write to a table.
 
-    If not, the owner has added constraints, defaults, generated or mapped columns, other partitions, or a property that
-    Delta's writer obeys, such as those for compaction or a change feed.
+    If not, the owner has added constraints, defaults, generated or mapped columns, or other partitions. Or the owner
+    has set a property that Delta's writer obeys, such as those for compaction or a change feed.
     """
     found = json.loads(metadata.json())["metaData"]
     return (

@@ -1,6 +1,6 @@
 """Bodies of JSON as Spark parses them, but for numbers with which its parser goes wrong.
 
-It makes all digits of a decimal: for 1e100000000 it works for a minute or more, and for longer ones Java ends for want
+Spark makes all digits of a decimal: for 1e100000000 it works for a minute or more. For longer ones Java ends for want
 of memory, at each start again. A number for a time is seconds to it; it makes microseconds of it, the last 64 bits.
 """
 
@@ -25,7 +25,7 @@ _FAULTS = (
     f"WHEN {{0}} IS NULL OR {{0}}.{UNFIT} IS NOT NULL{{1}} THEN 'UNFIT' END"
 )
 _SUSPECT = r"[0-9.][eE][-+]?[0-9]{4}|[0-9]{13}|\\u"
-"""What a body with such a number has somewhere. Few bodies have it, and only these are parsed twice."""
+"""Any body with such a number matches this. Few bodies do, and only these are parsed twice."""
 _NUMBER, _TINY = "^[-+]?[0-9.]{{1,1000}}([eE][-+]?[0-9]{{1,3}})?$", '[0-9.][eE]-[0-9]{{4,}}[^-0-9a-zA-Z"_.]'
 """A decimal with which Spark goes right; and the end of a number so small that it is 0.0 as the text of a field."""
 _MADE_TEXT = re.compile(r"(?<=[:<,])(decimal\(\d+,\d+\)|timestamp)(?=[,>])")

@@ -37,8 +37,8 @@ class TableName(str):
     def layout(self) -> TableLayout:
         """Columns, partitions and properties.
 
-        Tables differ in their checkpoint intervals. With one interval, tables that get a commit in the same rounds
-        would all write their checkpoints in one round, which took 38 s with a hundred topics.
+        Tables differ in their checkpoint intervals. With one interval, tables with a commit in the same rounds would
+        write all checkpoints in one round: 38 s with a hundred topics.
         """
         layout = TOPIC if self.topic else TABLES[self]
         nth = crc32(self.topic.encode()) if self.topic else list(TABLES).index(self)

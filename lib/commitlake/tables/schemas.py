@@ -8,41 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from commitlake.protocol.durations import DAY_MS, HOUR_MS
 
-_TYPES: dict[str, DataType] = {
-    "int": IntegerType(),
-    "bigint": LongType(),
-    "string": StringType(),
-    "binary": BinaryType(),
-    "boolean": BooleanType(),
-    "timestamp": TimestampType(),
-    "strings": MapType(StringType(), StringType()),
-    "binaries": MapType(StringType(), BinaryType()),
-    "nexts": ArrayType(
-        StructType(
+_TYPES: dict[str, T.DataType] = {
+    "int": T.IntegerType(),
+    "bigint": T.LongType(),
+    "string": T.StringType(),
+    "binary": T.BinaryType(),
+    "boolean": T.BooleanType(),
+    "timestamp": T.TimestampType(),
+    "strings": T.MapType(T.StringType(), T.StringType()),
+    "binaries": T.MapType(T.StringType(), T.BinaryType()),
+    "nexts": T.ArrayType(
+        T.StructType(
             [
-                StructField("source", StringType()),
-                StructField("partition", IntegerType()),
-                StructField("next", LongType()),
+                T.StructField("source", T.StringType()),
+                T.StructField("partition", T.IntegerType()),
+                T.StructField("next", T.LongType()),
             ]
         )
     ),
-    "parts": ArrayType(StructType([StructField("queue", IntegerType()), StructField("offset", LongType())])),
+    "parts": T.ArrayType(
+        T.StructType([T.StructField("queue", T.IntegerType()), T.StructField("offset", T.LongType())])
+    ),
 }
 
 
@@ -83,7 +73,7 @@ class TableLayout:
         more: Further properties, which nothing but CommitLake heeds.
     """
 
-    schema: StructType
+    schema: T.StructType
     partition_by: tuple[str, ...] = ()
     stats: tuple[str, ...] = ()
     append_only: bool = False
@@ -109,19 +99,19 @@ class TableLayout:
         }
 
 
-def columns(text: str) -> StructType:
+def columns(text: str) -> T.StructType:
     """Read a schema from lines of `<type> <name> <name> ...`; every column is nullable, as Delta readers expect."""
     fields = []
     for line in text.strip().splitlines():
         kind, *names = line.split()
-        fields += [StructField(name, _TYPES[kind]) for name in names]
-    return StructType(fields)
+        fields += [T.StructField(name, _TYPES[kind]) for name in names]
+    return T.StructType(fields)
 
 
-def _commented(schema: StructType, comments: Mapping[str, str]) -> StructType:
+def _commented(schema: T.StructType, comments: Mapping[str, str]) -> T.StructType:
     """The schema with comments on some of its columns."""
     of = {name: {"comment": text} for name, text in comments.items()}
-    return StructType([StructField(each.name, each.dataType, metadata=of.get(each.name)) for each in schema])
+    return T.StructType([T.StructField(each.name, each.dataType, metadata=of.get(each.name)) for each in schema])
 
 
 HALF = """

@@ -9,16 +9,8 @@ from typing import TypeVar
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from commitlake import errors
 from commitlake.config.locations import is_local, local_path
-from commitlake.errors import (
-    OUT_OF_MEMORY,
-    FencedError,
-    NoTableError,
-    SetupError,
-    WarehouseError,
-    out_of_memory,
-    root_reason,
-)
 from commitlake.reading import damage
 
 _T = TypeVar("_T")
@@ -56,13 +48,13 @@ def reading(place: str, topic: str | None) -> Iterator[None]:
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         wrong = damage.of_log(local_path(place)) if is_local(place) else ""
         if wrong or condition in _DAMAGED:
-            raise WarehouseError(damage.told(place, wrong or root_reason(error))) from error
+            raise errors.WarehouseError(damage.told(place, wrong or errors.root_reason(error))) from error
         if condition not in _NOT_THERE:
             raise
         message = f"there is no table at {place}; check `warehouse`, or bring it back from a copy"
         if topic is not None:  # from `forwarded`, too: it counts the versions of the table that is gone
             message += f"; or, without its rows, delete those of {topic!r} from `destinations` and `forwarded`"
-        raise NoTableError(message) from None
+        raise errors.NoTableError(message) from None
 
 
 def explain_failure(place: str, write: Callable[[], _T]) -> _T:
@@ -75,14 +67,14 @@ def explain_failure(place: str, write: Callable[[], _T]) -> _T:
     """
     try:
         return write()
-    except FencedError:
+    except errors.FencedError:
         raise
     except Exception as error:
-        reason = root_reason(error)
-        if OUT_OF_MEMORY in reason:
-            raise SetupError(out_of_memory(reason)) from error
+        reason = errors.root_reason(error)
+        if errors.OUT_OF_MEMORY in reason:
+            raise errors.SetupError(errors.out_of_memory(reason)) from error
         message = (
             f"cannot write to the table at {place}: {reason}; fix the cause and start again: nothing "
             "is lost, the next start goes on from the tables"
         )
-        raise WarehouseError(message) from error
+        raise errors.WarehouseError(message) from error

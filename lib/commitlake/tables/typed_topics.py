@@ -17,23 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    AnsiIntervalType,
-    ArrayType,
-    CalendarIntervalType,
-    DataType,
-    DateType,
-    DecimalType,
-    MapType,
-    NullType,
-    NumericType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VariantType,
-)
+from pyspark.sql import types as T
 
 from commitlake.config.values import AVRO, SUBJECT, TopicSchema
 from commitlake.errors import ConfigError, root_reason
@@ -55,7 +39,7 @@ VALUE, ERROR = "value", "value_error"
 _LAST_SCHEMA = "commitlake.schema"
 """The table property that has the schema of a subject, in base64, as it was at the last start that had one."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_REFUSED = (VariantType, TimestampNTZType, NullType, AnsiIntervalType, CalendarIntervalType)
+_REFUSED = (T.VariantType, T.TimestampNTZType, T.NullType, T.AnsiIntervalType, T.CalendarIntervalType)
 """Types that Delta has not, that readers without Spark refuse, or for which a table needs a feature that they lack."""
 _MOST_STATISTICS = 8
 """Fields with statistics: each makes some 60 bytes of Delta's log a file, and a round writes a file for each queue."""
@@ -76,13 +60,13 @@ class Value:
         subject: the schema that a subject of a registry had; empty without one.
     """
 
-    column: StructType
-    parsed: StructType
+    column: T.StructType
+    parsed: T.StructType
     avro: Avro | None = None
     subject: str = ""
 
     def properties(self) -> tuple[tuple[str, str], ...]:
-        """What the topic's table notes for a start while the registry is away."""
+        """The note in the topic's table for a start while the registry is away."""
         return ((_LAST_SCHEMA, b64encode(self.subject.encode()).decode()),) if self.subject else ()
 
 
@@ -90,25 +74,27 @@ def with_value(layout: TableLayout, value: Value | None) -> TableLayout:
     """The layout of a topic's table with its typed columns; unchanged for a topic without a schema."""
     if value is None:
         return layout
-    more = [StructField(VALUE, value.column), StructField(ERROR, StringType())]
+    more = [T.StructField(VALUE, value.column), T.StructField(ERROR, T.StringType())]
     stats = _ordered(VALUE, value.column)
     return replace(
         layout,
-        schema=StructType([*layout.schema.fields, *more]),
+        schema=T.StructType([*layout.schema.fields, *more]),
         stats=(*layout.stats, *islice(stats, _MOST_STATISTICS)),
         more=value.properties(),
     )
 
 
-def _ordered(above: str, value: StructType) -> Iterator[str]:
+def _ordered(above: str, value: T.StructType) -> Iterator[str]:
     """Paths of the fields that have a lowest and a highest value, in Delta's log and for all its readers."""
     for field in value:
         path, kind = f"{above}.{field.name}", field.dataType
-        if isinstance(kind, StructType):
+        if isinstance(kind, T.StructType):
             yield from _ordered(path, kind)
-        elif isinstance(kind, DecimalType):
+        elif isinstance(kind, T.DecimalType):
             yield from [path] if kind.precision <= _EXACT_DIGITS else []
-        elif isinstance(kind, NumericType | DateType | TimestampType) or kind == StringType():  # without a collation
+        elif (
+            isinstance(kind, T.NumericType | T.DateType | T.TimestampType) or kind == T.StringType()
+        ):  # without a collation
             yield path
 
 
@@ -179,15 +165,15 @@ def _parsed(value: Value) -> Column:
     return avro_bodies.parsed(value.avro, value.parsed) if value.avro else json_bodies.parsed(value.parsed)
 
 
-def _fields(parsed: Column, there: StructType, wanted: StructType) -> Column:
+def _fields(parsed: Column, there: T.StructType, wanted: T.StructType) -> Column:
     """A struct of the fields of a table; null in those that a parsed body can't have, since its schema lost them."""
     kinds = {field.name.lower(): field.dataType for field in there}
 
-    def field(name: str, kind: DataType) -> Column:
+    def field(name: str, kind: T.DataType) -> Column:
         value, own = parsed[name], kinds.get(name.lower())
         if own is None:
             value = F.lit(None).cast(kind)
-        elif isinstance(own, StructType) and isinstance(kind, StructType) and own != kind:
+        elif isinstance(own, T.StructType) and isinstance(kind, T.StructType) and own != kind:
             value = F.when(value.isNotNull(), _fields(value, own, kind))
         return value.alias(name)
 
@@ -201,8 +187,8 @@ def _faults(parsed: str, value: Value) -> str:
     return avro_bodies.faults(parsed, value.avro, wrong) if value.avro else json_bodies.faults(parsed, wrong)
 
 
-def _far(kind: DataType) -> str | None:
-    return "year({}) NOT BETWEEN 1 AND 9999" if isinstance(kind, TimestampType | DateType) else None
+def _far(kind: T.DataType) -> str | None:
+    return "year({}) NOT BETWEEN 1 AND 9999" if isinstance(kind, T.TimestampType | T.DateType) else None
 
 
 def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, Value]:
@@ -243,11 +229,11 @@ def _prepare(tables: Warehouse, topic: str, given: TopicSchema, found: dict[str,
             tables.set_property(name, key, text)
 
 
-def _fitted(spark: SparkSession, topic: str, given: TopicSchema, there: StructType) -> tuple[Value, list[str]]:
+def _fitted(spark: SparkSession, topic: str, given: TopicSchema, there: T.StructType) -> tuple[Value, list[str]]:
     """The value of a topic with such a table, and the columns that it lacks, as SQL adds them."""
     wanted, kinds = _value_of(spark, topic, given), {field.name.lower(): field.dataType for field in there}
     known, error = kinds.get(VALUE), kinds.get(ERROR)
-    if isinstance(known, StructType) and isinstance(error, StringType):
+    if isinstance(known, T.StructType) and isinstance(error, T.StringType):
         column, missing = _joined(topic, known, wanted.column)
         return replace(wanted, column=column), missing
     if known is not None or error is not None:
@@ -280,7 +266,7 @@ def _value_of(spark: SparkSession, topic: str, given: TopicSchema) -> Value:
         such = "a record of Avro, as JSON" if given.format == AVRO else "columns, as in SQL"
         msg = f"topics.schemas: the schema of {topic} is not allowed: {root_reason(error)}; give {such}"
         raise ConfigError(msg) from error
-    if not isinstance(found, StructType) or not _is_allowed(found):
+    if not isinstance(found, T.StructType) or not _is_allowed(found):
         msg = (
             f"topics.schemas: the schema of {topic} is {text!r}; allowed are columns with names of letters, "
             "digits, _, each once in any case, and of types other than VARIANT, TIMESTAMP_NTZ, VOID and INTERVAL"
@@ -289,17 +275,17 @@ def _value_of(spark: SparkSession, topic: str, given: TopicSchema) -> Value:
     return Value(found, found, Avro(schema, asked) if schema else None, subject)
 
 
-def _of_ddl(spark: SparkSession, ddl: str) -> DataType:
+def _of_ddl(spark: SparkSession, ddl: str) -> T.DataType:
     return spark.range(0).select(F.from_json(F.lit(""), ddl).alias("v")).schema[0].dataType
 
 
-def _is_allowed(kind: DataType) -> bool:
+def _is_allowed(kind: T.DataType) -> bool:
     """Whether Delta can have a type, and other readers read it; and whether its fields need no quotes in SQL."""
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         return _is_allowed(kind.elementType)
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         return _is_allowed(kind.keyType) and _is_allowed(kind.valueType)
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         names = [name.lower() for name in kind.fieldNames()]
         are_names = (
             all(map(_NAME.fullmatch, names))
@@ -310,7 +296,9 @@ def _is_allowed(kind: DataType) -> bool:
     return not isinstance(kind, _REFUSED)
 
 
-def _joined(topic: str, known: StructType, wanted: StructType, above: str = VALUE) -> tuple[StructType, list[str]]:
+def _joined(
+    topic: str, known: T.StructType, wanted: T.StructType, above: str = VALUE
+) -> tuple[T.StructType, list[str]]:
     """The fields of a table with those that a schema adds at their end, and these as SQL adds them."""
     fields, missing = {field.name.lower(): field for field in known}, list[str]()
     for field in wanted:
@@ -318,9 +306,9 @@ def _joined(topic: str, known: StructType, wanted: StructType, above: str = VALU
         if there is None:
             fields[field.name.lower()] = field
             missing.append(f"{name} {field.dataType.simpleString()}")
-        elif isinstance(there.dataType, StructType) and isinstance(field.dataType, StructType):
+        elif isinstance(there.dataType, T.StructType) and isinstance(field.dataType, T.StructType):
             inner, more = _joined(topic, there.dataType, field.dataType, name)
-            fields[field.name.lower()] = StructField(there.name, inner)
+            fields[field.name.lower()] = T.StructField(there.name, inner)
             missing += more
         elif there.dataType.simpleString().lower() != field.dataType.simpleString().lower():
             msg = (
@@ -328,4 +316,4 @@ def _joined(topic: str, known: StructType, wanted: StructType, above: str = VALU
                 f"{there.dataType.simpleString()} in its table; keep that type, or give the field another name"
             )
             raise ConfigError(msg)
-    return StructType(list(fields.values())), missing
+    return T.StructType(list(fields.values())), missing

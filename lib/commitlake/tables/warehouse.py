@@ -1,4 +1,4 @@
-"""The few ways in which tables are created and appended to."""
+"""The few ways in which tables are created and appended to, and the check of every append."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
 from commitlake.tables import direct_append, together, typed_topics
-from commitlake.tables.append_guard import AppendGuard
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, lacking
-from commitlake.tables.direct_append import DirectAppend
+from commitlake.tables.direct_append import DirectAppend, StagedAppend
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import APPEND_ONLY, TABLES, TOPIC, TOPIC_SINCE, TableLayout
-from commitlake.tables.staged_append import StagedAppend
 from commitlake.tables.table_errors import explain_failure, reading
 from commitlake.tables.table_reader import TOPIC_PROPERTY, TableReader
 
@@ -47,6 +45,28 @@ _SIDE_BY_SIDE = 4
 """Up to so many tables get an append each: as many run at once, so one job for all of them is hardly faster."""
 _NARROW_CATALOGS = ("spark_catalog", "hive_metastore")
 """Hive's names have letters, digits and underscores only."""
+
+
+class AppendGuard:
+    """Checks every append of a `Warehouse`; this base class lets all pass, which is enough under a lock."""
+
+    fences = False
+    """Whether others may have appends in flight, which `fence` makes fail."""
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """The rows that are appended instead of `rows`; a subclass adds its check to their plan."""
+        return rows
+
+    def check(self) -> None:
+        """Called between the begin of a transaction and its commit; raises if it must not be committed."""
+
+    def for_tables(self, warehouse: Warehouse) -> AppendGuard:
+        """The same guard for the same tables in another session."""
+        del warehouse
+        return self
+
+    def fence(self, topics: Iterable[str]) -> None:
+        """Makes appends that others have in flight to these topic tables fail, before the tables are read."""
 
 
 class Warehouse(TableReader):
@@ -75,14 +95,21 @@ class Warehouse(TableReader):
         """Creates the fixed tables and columns that are missing; returns whether there was no table.
 
         Raises:
-            WarehouseError: A table has other columns than this version writes, or is damaged, or gone.
+            WarehouseError: A table has other columns than this version writes, or is damaged, or gone; or the warehouse
+                is one of version 0.1, which kept no positions.
         """
         self._must_be_whole()
         with ThreadPoolExecutor(4) as pool:
             there = [*pool.map(self.holds, names := [*map(TableName, TABLES)])]
-            if not all(there) and self.holds("epochs") and self._last_version() == __version__:
+            last = None if all(there) or not self.holds("epochs") else self._last_version()
+            if last == __version__:
                 gone = names[there.index(False)]
                 msg = f"there is no table at {self.locate(gone)} any more, but others are; {damage.REMEDY}"
+                raise WarehouseError(msg)
+            if last is not None and not self.holds("positions"):
+                msg = (
+                    f"warehouse: {self.root} is one of CommitLake {last}; start version 0.2.0 there once, then this one"
+                )
                 raise WarehouseError(msg)
             list(pool.map(self._create_fixed, names, there))
         return not any(there)

@@ -14,38 +14,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from commitlake.errors import RecordError
-from commitlake.protocol import delay, headers, topic_names
-from commitlake.protocol.encoding import (
-    MAX_ID_LENGTH,
-    Headers,
-    Position,
-    born_ms,
-    from_json,
-    natural,
-    positions,
-    read_positions,
-    texts,
-    to_headers,
-    to_json,
-    utf8,
-)
+from commitlake.protocol import delay, encoding, headers, topic_names, wire
 from commitlake.protocol.message_batch import MOST_KEY_BYTES, MOST_MEMBERS, Member, member_id
-from commitlake.protocol.wire import (
-    MAX_HALF_MESSAGES,
-    CheckRecord,
-    Encoded,
-    HalfRecord,
-    MessageRecord,
-    OpRecord,
-    RecallRecord,
-    Settings,
-)
 
 
 class Limits(NamedTuple):
     """The limits of a record that was stored at `stored` (ms since epoch, UTC)."""
 
-    settings: Settings
+    settings: wire.Settings
     stored: int
 
     def admit(self, topic: str) -> None:
@@ -54,13 +30,13 @@ class Limits(NamedTuple):
         rules = self.settings
         topic_names.check_admitted(topic, rules.topics_allowed, rules.topics, rules.topics_max)
 
-    def delay(self, record: MessageRecord) -> delay.Delay | None:
+    def delay(self, record: wire.MessageRecord) -> delay.Delay | None:
         """The delay of a message, None without one; raises when it is malformed or too long."""
         levels = [delay.level_ms(level) for level in self.settings.delay_levels]
         return delay.parse(record.delays, levels, self.settings.delay_max_ms, self.stored)
 
 
-def encode_check(check: CheckRecord) -> Encoded:
+def encode_check(check: wire.CheckRecord) -> wire.Encoded:
     """Bytes of a check request; the transaction id is the key."""
     own = {
         headers.PGROUP: check.producer_group,
@@ -74,19 +50,19 @@ def encode_check(check: CheckRecord) -> Encoded:
         headers.STORED_TIMESTAMP: check.stored_timestamp,
         headers.HALF_QUEUE: check.half.queue,
         headers.HALF_OFFSET: check.half.offset,
-        headers.HALF_MESSAGES: to_json(positions(check.half_messages)).decode(),
+        headers.HALF_MESSAGES: encoding.to_json(encoding.positions(check.half_messages)).decode(),
         headers.CHECK_TIMES: check.check_times,
         headers.CHECK_ID: check.check_id,
     }
-    return Encoded(utf8(check.transaction_id), check.body, to_headers(own, check.properties))
+    return wire.Encoded(encoding.utf8(check.transaction_id), check.body, encoding.to_headers(own, check.properties))
 
 
 def decode_message(
-    key: bytes | None, value: bytes | None, given: Headers, limits: Limits | None = None
-) -> MessageRecord:
+    key: bytes | None, value: bytes | None, given: encoding.Headers, limits: Limits | None = None
+) -> wire.MessageRecord:
     """Read a record of `messages`; the members of a batch stay packed."""
-    found = texts(given)
-    record = MessageRecord(**_message_fields(key, value, found, limits))
+    found = encoding.texts(given)
+    record = wire.MessageRecord(**_message_fields(key, value, found, limits))
     if limits:
         if record.batch is not None:
             unpack(record, found)
@@ -94,20 +70,22 @@ def decode_message(
     return record
 
 
-def decode_half(key: bytes | None, value: bytes | None, given: Headers, limits: Limits | None = None) -> HalfRecord:
+def decode_half(
+    key: bytes | None, value: bytes | None, given: encoding.Headers, limits: Limits | None = None
+) -> wire.HalfRecord:
     """Read a record of `half`."""
-    found = texts(given)
+    found = encoding.texts(given)
     fields = _message_fields(key, value, found, limits, is_half=True)
     if fields["batch"] is not None:
         msg = f"a half message can't be a batch; remove {headers.BATCH}"
         raise RecordError(msg, "BAD_BATCH")
     if limits:
-        limits.delay(MessageRecord(**fields))
-    record = HalfRecord(
+        limits.delay(wire.MessageRecord(**fields))
+    record = wire.HalfRecord(
         **fields,
         transaction_id=found.get(headers.TRANSACTION_ID) or fields["msg_id"],
         first_half=_first_half(found.get(headers.FIRST_HALF)),
-        check_immunity_s=natural(found.get(headers.CHECK_IMMUNITY)),
+        check_immunity_s=encoding.natural(found.get(headers.CHECK_IMMUNITY)),
     )
     if limits and limits.settings.reject_transactions:
         msg = "transaction.reject is on"
@@ -115,17 +93,17 @@ def decode_half(key: bytes | None, value: bytes | None, given: Headers, limits: 
     return record
 
 
-def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallRecord:
+def decode_op(value: bytes | None, *, admin: bool = False) -> wire.OpRecord | wire.RecallRecord:
     """Read a record of `op`, or of `admin`, where the group may be absent and `RESUME` is a decision; else `BAD_OP`."""
-    content = from_json(value, "BAD_OP")
+    content = encoding.from_json(value, "BAD_OP")
     if not isinstance(content, dict):
         _refuse_op("value", content, "one JSON object")
     decision = content.get("decision")
     if decision == "RECALL" and not admin:
-        return RecallRecord(
+        return wire.RecallRecord(
             msg_id=_name(content, "message_id"),
             topic=_name(content, "topic"),
-            message=read_positions(content.get("messages"), 1, "BAD_OP")[0],
+            message=encoding.read_positions(content.get("messages"), 1, "BAD_OP")[0],
         )
     if decision not in ("COMMIT", "ROLLBACK", "UNKNOWN", *(["RESUME"] if admin else [])):
         _refuse_op("decision", decision, "COMMIT, ROLLBACK, UNKNOWN (RECALL in op, RESUME in admin)")
@@ -135,18 +113,18 @@ def decode_op(value: bytes | None, *, admin: bool = False) -> OpRecord | RecallR
         _refuse_op("from_check or remark", (from_check, remark), "a boolean and a string, or absent")
     if not isinstance(check_id, str | None):
         _refuse_op("check_id", check_id, "a string, or absent")
-    return OpRecord(
+    return wire.OpRecord(
         transaction_id=_name(content, "transaction_id"),
         producer_group=None if admin and group is None else _name(content, "producer_group"),
         decision=decision,
-        half_messages=read_positions(content.get("half_messages"), MAX_HALF_MESSAGES, "BAD_OP"),
+        half_messages=encoding.read_positions(content.get("half_messages"), wire.MAX_HALF_MESSAGES, "BAD_OP"),
         from_check=bool(from_check),
         check_id=check_id,
         remark=remark,
     )
 
 
-def unpack(record: MessageRecord, given: Mapping[str, str]) -> list[Member]:
+def unpack(record: wire.MessageRecord, given: Mapping[str, str]) -> list[Member]:
     """Read the members of a batch, else `BAD_BATCH`; `given` are all headers of the record."""
     if record.topic.startswith(topic_names.RETRY_PREFIX) or headers.FORBIDDEN_IN_BATCH & given.keys():
         _refuse_batch(f"topic {record.topic!r} or one of {sorted(given)} is not allowed")
@@ -159,16 +137,16 @@ def unpack(record: MessageRecord, given: Mapping[str, str]) -> list[Member]:
     return members
 
 
-def _packed(record: MessageRecord) -> list[Member]:
-    content = from_json(record.body, "BAD_BATCH", is_strict=True)
+def _packed(record: wire.MessageRecord) -> list[Member]:
+    content = encoding.from_json(record.body, "BAD_BATCH", is_strict=True)
     entries = content.get("messages") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         _refuse_batch(f"{str(content)[:200]} has no list of messages")
     return [_member(entry, record.topic) for entry in entries]
 
 
-def _joined(record: MessageRecord, head: int) -> list[Member]:
-    content, bodies = from_json(record.body[:head], "BAD_BATCH", is_strict=True), record.body[head:]
+def _joined(record: wire.MessageRecord, head: int) -> list[Member]:
+    content, bodies = encoding.from_json(record.body[:head], "BAD_BATCH", is_strict=True), record.body[head:]
     ends, properties = (content.get("ends"), content.get("properties")) if isinstance(content, dict) else (None, None)
     if not isinstance(ends, list) or not isinstance(properties, list) or len(ends) != len(properties):
         _refuse_batch(f"{str(content)[:200]} has no ends and properties, as many of each")
@@ -192,11 +170,11 @@ def _message_fields(
     key: bytes | None, value: bytes | None, found: Mapping[str, str], limits: Limits | None, *, is_half: bool = False
 ) -> dict[str, Any]:
     topic = _required(found, headers.REAL_TOPIC, "MISSING_REAL_TOPIC", topic_names.MAX_LENGTH)
-    msg_id = _required(found, headers.UNIQ_KEY, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
+    msg_id = _required(found, headers.UNIQ_KEY, "MISSING_UNIQ_KEY", encoding.MAX_ID_LENGTH)
     if is_half and found.get(headers.TRANSACTION_ID):
-        _required(found, headers.TRANSACTION_ID, "MISSING_UNIQ_KEY", MAX_ID_LENGTH)
+        _required(found, headers.TRANSACTION_ID, "MISSING_UNIQ_KEY", encoding.MAX_ID_LENGTH)
     if is_half or found.get(headers.PGROUP):
-        _required(found, headers.PGROUP, "MISSING_PRODUCER_GROUP", MAX_ID_LENGTH)
+        _required(found, headers.PGROUP, "MISSING_PRODUCER_GROUP", encoding.MAX_ID_LENGTH)
     if limits:
         limits.admit(topic)
     queue_id = _whole(found.get(headers.REAL_QID), "BAD_QUEUE_ID", limits and limits.settings.max_queues)
@@ -217,7 +195,7 @@ def _message_fields(
         "properties": {name: text for name, text in found.items() if name not in headers.PROTOCOL_HEADERS},
         "sharding_key": key,
         "delays": {name: found[name] for name in headers.DELAY_HEADERS if name in found},
-        "born_timestamp": born_ms(found.get(headers.BORN_TIMESTAMP)),
+        "born_timestamp": encoding.born_ms(found.get(headers.BORN_TIMESTAMP)),
         "batch": _whole(found.get(headers.BATCH), "BAD_BATCH"),
         "batch_head": _whole(found.get(headers.BATCH_HEAD), "BAD_BATCH") if found.get(headers.BATCH) else None,
     }
@@ -242,17 +220,17 @@ def _whole(text: str | None, reason: str, below: int | None = None) -> int | Non
     return int(text)
 
 
-def _first_half(text: str | None) -> Position | None:
+def _first_half(text: str | None) -> encoding.Position | None:
     try:
-        return Position.parse(text) if text else None
+        return encoding.Position.parse(text) if text else None
     except RecordError as error:
         raise RecordError(str(error), "BAD_FIRST_HALF") from error
 
 
 def _name(content: Mapping[str, object], key: str) -> str:
     value = content.get(key)
-    if not isinstance(value, str) or not 1 <= len(value) <= MAX_ID_LENGTH:
-        _refuse_op(key, value, f"a string of 1 to {MAX_ID_LENGTH} characters")
+    if not isinstance(value, str) or not 1 <= len(value) <= encoding.MAX_ID_LENGTH:
+        _refuse_op(key, value, f"a string of 1 to {encoding.MAX_ID_LENGTH} characters")
     return value
 
 
@@ -271,8 +249,8 @@ def _checked(properties: object, topic: str) -> dict[str, str]:
     """The properties of a member, else `BAD_BATCH`."""
     if not isinstance(properties, dict) or not all(isinstance(text, str) for text in properties.values()):
         _refuse_batch(f"{properties} must be an object of strings")
-    if not 1 <= len(properties.get(headers.UNIQ_KEY, "")) <= MAX_ID_LENGTH:
-        _refuse_batch(f"{properties} has no {headers.UNIQ_KEY} of 1 to {MAX_ID_LENGTH} characters")
+    if not 1 <= len(properties.get(headers.UNIQ_KEY, "")) <= encoding.MAX_ID_LENGTH:
+        _refuse_batch(f"{properties} has no {headers.UNIQ_KEY} of 1 to {encoding.MAX_ID_LENGTH} characters")
     if headers.FORBIDDEN_IN_BATCH & properties.keys() or properties.get(headers.REAL_TOPIC, topic) != topic:
         _refuse_batch(f"{properties} is delayed, transactional or for another topic")
     return properties

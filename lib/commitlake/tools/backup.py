@@ -1,7 +1,7 @@
 """`commitlake backup`: a copy of a warehouse as of one moment, even while its coordinator runs.
 
 A coordinator that starts on the copy takes it for a warehouse whose last coordinator was killed. So no row may be there
-without the rows that were written before it. The logs of tables that are written last are listed first, and commits of
+without the rows that were written before it. The logs of tables that are written last are listed first. Commits of
 batches after the newest complete one are left out, by their markers.
 """
 

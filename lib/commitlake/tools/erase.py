@@ -26,7 +26,7 @@ from commitlake.reading.questions.tables import escaped
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tables.typed_topics import ERROR, VALUE
 from commitlake.tools.audit import ledger
-from commitlake.tools.audit.audit_rows import until
+from commitlake.tools.audit.audit_rules import until
 
 ERASED = "erased_at"
 """The one property of an erased message: when it was erased."""

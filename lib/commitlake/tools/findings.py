@@ -1,4 +1,4 @@
-"""What checks have found: one line each, and a verdict."""
+"""Findings of checks: one line each, and a verdict."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _expire(table: Table, age_ms: int) -> None:
     left = {each.snapshot_id for each in table.snapshots()}
     gone = [each for each in before if each.snapshot_id not in left]
     kept = sorted((each for each in before if each.snapshot_id in left), key=lambda each: each.timestamp_ms)
-    # What a later snapshot does not have, none after it has.
+    # A file that a later snapshot does not have, none after it has.
     near = kept[: 1 + sum(each.timestamp_ms < limit_ms for each in kept)]
     used, old = ({one.manifest_path for each in some for one in each.manifests(table.io)} for some in (near, gone))
     for path in (old - used) | {each.manifest_list for each in gone}:

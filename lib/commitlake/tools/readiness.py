@@ -37,7 +37,7 @@ _OF_RULES = ("duckdb", "deltalake", "sqlglot")
 
 
 class _Kind(NamedTuple):
-    """What has rights in Unity Catalog: those that are needed, and where its `information_schema` tells them."""
+    """An object of Unity Catalog: the rights on it that are needed, and where its `information_schema` tells them."""
 
     what: str
     rights: tuple[str, ...]
@@ -242,7 +242,7 @@ def _place(spark: SparkSession, place: str) -> str:
 
 
 def _rights(spark: SparkSession, kind: _Kind, name: str) -> str:
-    """What Unity Catalog says of this user's rights; empty where it lists none, as for the owner of all catalogs.
+    """This user's rights by Unity Catalog; empty where it lists none, as for the owner of all catalogs.
 
     Raises:
         WarehouseError: it lists some, and not all that are needed.

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
-from commitlake.coordinator.coordination import batch_rows, check_requests, event_messages
+from commitlake.coordinator.coordination import batch_rows, check_requests
 from commitlake.coordinator.coordination.context import Context
 from commitlake.coordinator.coordination.events import EndedCount, Events
 from commitlake.coordinator.coordination.rejected_rows import rejected_rows
@@ -75,13 +75,13 @@ class Batch:
             cached.callback(events.release)
             messages = {}
             if events.count(Event.DECIDED, Event.DELIVERY, Event.CHECK, src=Source.HALF):
-                messages[Source.HALF] = event_messages.halves(events, context.half_cache)
+                messages[Source.HALF] = batch_rows.halves(events, context.half_cache)
             if events.count(Event.DELIVERY, src=Source.MESSAGES):
-                messages[Source.MESSAGES] = event_messages.delayed(events, context.warehouse)
+                messages[Source.MESSAGES] = batch_rows.delayed(events, context.warehouse)
             for src, frame in messages.items():
                 messages[src] = checkpoint_lazily(frame)
                 cached.callback(release, messages[src])
-            messages = event_messages.without_duplicates(messages, context.dedup, events.now) if messages else {}
+            messages = batch_rows.without_duplicates(messages, context.dedup, events.now) if messages else {}
             return cls(
                 context, events, batch_id, landing_id, messages, found.requeued, found.reopened, cached.pop_all()
             )

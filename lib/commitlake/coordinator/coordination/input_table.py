@@ -1,8 +1,8 @@
 """The table that coordination reads: a scratch table of the run, to which all input of the state machine is appended.
 
 The input is the rows that were open at the start (the first rows), the rows of each landing, the requeued rows of a
-batch, and ticks. With one Delta source instead of one for each table, a landing is one batch, and compaction of `half`
-and `op` does not concern the stream.
+batch, and ticks. One Delta source, not one for each table, makes a landing one batch. Compaction of `half` and `op`
+does not concern the stream.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class InputTable:
     ) -> StreamingQuery:
         """Starts the query that puts the rows through the state machine, and hands out batches of events.
 
-        It has no clock: it runs a batch as soon as there are rows, and none without rows.
+        No clock starts a batch: the query runs one as soon as there are rows, and none without rows.
         """
         events = join_and_time(self.stream(), rules_of(timing))
         writer = events.writeStream.queryName("coordination").foreachBatch(write).outputMode("append")

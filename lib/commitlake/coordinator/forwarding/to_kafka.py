@@ -1,4 +1,4 @@
-"""The streaming query that sends the visible messages of a topic to Kafka as well: at least once, in order by queue.
+"""Streaming queries that send the visible messages of topics to Kafka as well: at least once, in order by queue.
 
 A record carries the message's position, by which a reader drops repeats. The query's position is a version of the topic
 table, kept in the table `forwarded` and never in a checkpoint: a deleted checkpoint repeats nothing. After a kill the
@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from commitlake.config import Config
 from commitlake.coordinator.coordination.check_requests import own_headers, present, property_headers
-from commitlake.errors import KafkaError, StreamError, root_reason
-from commitlake.kafka import sink
+from commitlake.errors import ConfigError, KafkaError, StreamError, root_reason
+from commitlake.kafka import sink, topics
 from commitlake.kafka.topics import is_there
 from commitlake.protocol import headers
 from commitlake.protocol.topic_names import path_name
@@ -38,8 +38,8 @@ _LONGEST_PAUSE_S = 600.0
 _ALL = str((1 << 31) - 1)  # files
 _LONGEST_MS = str((1 << 31) - 1)  # 24 days
 _WAIT = {"kafka.delivery.timeout.ms": _LONGEST_MS, "kafka.max.block.ms": _LONGEST_MS}
-"""Kafka's client retries in order. After its default of two minutes an error would end the query, and later records of
-the queue could follow one that the client gave up."""
+"""Kafka's client retries in order. After its default of two minutes it gives a record up, and an error ends the query.
+Later records of the queue could then stand before that one."""
 _OUTAGE_FIRST_S = 10.0
 _OUTAGE_EACH_S = 60.0
 _TEXTS = {
@@ -276,3 +276,84 @@ def _trouble(config: Config, target: str) -> str:
         return "" if is_there(config, target) else f"the Kafka topic {target} is not there; create it"
     except KafkaError as error:
         return str(error)
+
+
+class Forwarders:
+    """Starts the queries that forward topics, and restarts each that ends; a failure of one ends no other."""
+
+    def __init__(self) -> None:
+        self._all: list[ToKafka] = []
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def start(
+        self,
+        warehouse: Warehouse,
+        config: Config,
+        scratch: Callable[[str], str],
+        *,
+        available_now: bool,
+    ) -> None:
+        """Start a query for each topic of `topics.to_kafka`; with `available_now` each runs to its end before the next.
+
+        Raises:
+            ConfigError: a topic can have no table.
+            KafkaError: a Kafka topic is missing and can't be created.
+            StreamError: with `available_now`: a query failed. All other queries have run to their end.
+        """
+        wanted = config.topics.to_kafka
+        if not wanted:
+            return
+        partitions = topics.ensure_targets(config)
+        _refuse_unfit(warehouse, wanted)
+        warehouse.add_topics(wanted)
+        for topic in wanted:  # a column that comes later would end the query that reads the table
+            warehouse.ensure_topic(topic)
+        self._all = [
+            ToKafka(warehouse, config, topic, target, partitions[target], scratch, waits=not available_now)
+            for topic, target in wanted.items()
+        ]
+        if available_now:
+            self._finish()
+        else:
+            self.tick()
+
+    def _finish(self) -> None:
+        failed: list[StreamError] = []
+        for each in self._all:
+            try:
+                with self._lock:
+                    if self._stopped:
+                        return
+                    each.start()
+                each.finish()
+            except StreamError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def tick(self) -> None:
+        """Start the queries that do not run, and save the positions of the others."""
+        for each in self._all:
+            with self._lock:
+                if not self._stopped:
+                    each.tick()
+
+    def failed(self) -> dict[str, bool]:
+        """Whether the forwarding of each topic has failed and waits for its next start."""
+        return {each.topic: each.has_failed for each in self._all}
+
+    def stop(self) -> None:
+        """End all queries, and save their positions."""
+        with self._lock:
+            self._stopped = True
+        for each in self._all:
+            each.stop()
+
+
+def _refuse_unfit(warehouse: Warehouse, topics: Iterable[str]) -> None:
+    known = warehouse.listed_topics()
+    unfit = sorted(topic for topic in set(topics) - known if not warehouse.may_hold(topic, known))
+    if unfit:
+        msg = f"topics.to_kafka: {unfit} can have no tables of their own in {warehouse.root}; take others"
+        raise ConfigError(msg)

@@ -101,9 +101,9 @@ def _typed(variant: Column, path: str, json_type: str, kind: str) -> Column:
 
 
 def op_json(value: Column) -> Column:
-    """An op record's JSON as `op` takes it. It must be a column of a projection of its own: inlined, it is read thrice.
+    """An op record's JSON as `op` takes it, for a column of a projection of its own: inlined, it is read thrice.
 
-    `from_json` takes 1.4 us a record, `VARIANT` 5.8. It is strict with two exceptions:
+    `from_json` takes 1.4 us a record, `VARIANT` 5.8. `from_json` is strict with two exceptions:
 
     - It stops after the first complete value. So a digest is put behind the value, and is read only when nothing else
       stands there.
@@ -185,8 +185,8 @@ def head(value: Column, size: Column) -> Column:
 def ends(content: Column) -> Column:
     """Where the bodies of a joined batch end, null when that is no list of whole numbers up to 10^9.
 
-    It must be a column of a projection of its own: inlined, the JSON is read again for each member. Larger numbers plus
-    a head's size would not fit the 32 bits of an index into a value, and the query would fail.
+    The column needs a projection of its own: inlined, the JSON is read again for each member. Larger numbers plus a
+    head's size would not fit the 32 bits of an index into a value, and the query would fail.
     """
     are_numbers = F.forall(
         _get(content, "$.v.ends", "array<variant>"), lambda end: F.schema_of_variant(end) == "BIGINT"

@@ -100,13 +100,13 @@ def _between(begin: Offsets, ends: Offsets) -> Offsets:
 
 
 class Parts:
-    """Plays the batches of a run, each in as many rounds as it takes.
+    """Lands the batches of a run, each in as many rounds as it takes.
 
     Args:
         spark: the coordinator's session.
         config: says where Kafka is.
         begin: where the first batch begins.
-        play: runs a round of records up to their ends; returns their number and bytes, or None to stop there.
+        run_round: runs a round of records up to their ends; returns their number and bytes, or None to stop there.
         ends: returns where the batch of a number ends.
     """
 
@@ -115,10 +115,10 @@ class Parts:
         spark: SparkSession,
         config: Config,
         begin: Offsets,
-        play: Callable[[DataFrame, Offsets], tuple[int, int] | None],
+        run_round: Callable[[DataFrame, Offsets], tuple[int, int] | None],
         ends: Callable[[int], Offsets],
     ) -> None:
-        self._spark, self._config, self._at, self._play, self._ends = spark, config, begin, play, ends
+        self._spark, self._config, self._at, self._run_round, self._ends = spark, config, begin, run_round, ends
         # A fixed group: else each part has consumers of its own, which keep their fetched records for five minutes. A
         # new one for each run: under a group that its JVM knows, Spark refuses other options, such as a new password.
         group = {"kafka.group.id": f"{config.kafka.topic('landing-parts')}-{uuid.uuid4()}"}
@@ -129,7 +129,7 @@ class Parts:
         """Lands a batch of the Kafka source."""
         ends = self._ends(batch_id)
         if self._sizes.wants_look(sum(_between(self._at, ends).values())):
-            self._look(cut(self._at, ends, _LOOKED))
+            self._read_sizes(cut(self._at, ends, _LOOKED))
         until = cut(self._at, ends, self._sizes.most())
         if until == ends:
             self._landed(raw, ends)
@@ -137,7 +137,7 @@ class Parts:
         while self._landed(self._records(self._at, until), until) and until != ends:
             until = cut(self._at, ends, self._sizes.most())
 
-    def _look(self, until: Offsets) -> None:
+    def _read_sizes(self, until: Offsets) -> None:
         """Read the sizes of the first records: then a start, or a burst after little, lands in one round if safe."""
         total = F.sum(size(F.col("headers.key"), F.col("headers.value"))).alias("bytes")
         seen = self._records(self._at, until).agg(F.count("*").alias("n"), total).first()
@@ -145,7 +145,7 @@ class Parts:
             self._sizes.looked(seen["n"], seen["bytes"])
 
     def _landed(self, records: DataFrame, until: Offsets) -> bool:
-        took = self._play(records, until)
+        took = self._run_round(records, until)
         if took is not None:
             self._sizes.note(*took)
             self._at = until

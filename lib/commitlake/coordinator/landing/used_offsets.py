@@ -82,7 +82,7 @@ def _landed(warehouse: Warehouse, used: Column) -> DataFrame:
 
 
 def _detail() -> Column:
-    """The text for the user. It must be a function of the record alone, since `refuse` compares it."""
+    """The text for the user: a function of the record alone, since `refuse` compares it."""
     what = (
         "the end of this Kafka log was lost, and this record got an offset that names another one of before; "
         "it changed nothing: send it again. Appended at "

@@ -1,5 +1,7 @@
 """Which rows may be deleted by age, and in which order: never open, undelivered or resumable messages (contract 2).
 
+Rows of topics go by `topics.retention`, by whole files (`delete_old_files`, contract 3). All other tables follow here.
+
 All half messages of a transaction go together, once each has ended for good and long ago. Rows of the other tables go
 when their messages are gone from `half` and `delayed`; there is no list kept on the side. So after a kill between two
 deletes the next run finds the rest. In this order a start between any two deletes takes nothing for open again:
@@ -9,22 +11,23 @@ deletes the next run finds the rest. In this order a start between any two delet
 3. `transactions`, while a delivery still says that a delay has ended; then `deliveries`;
 4. `checks`, `discarded`, `reentries`, `rejected`: the rows that were written about them.
 
-A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed. In each table
-the highest row of each Kafka partition stays too, with the messages that it names. Without any markers a start finds by
-that row where to go on.
+A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from commitlake.coordinator.coordination.input_rows import refused_rows
+from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 
 @dataclass(frozen=True)
@@ -102,19 +105,14 @@ class _Old:
             "kafka_partition AS queue", "kafka_offset AS op_offset", "source = 'admin' AS admin"
         )
         rejected = named.join(refused, keys, "left_semi").select(*keys)
-        found = unknown.union(decisions).union(recalls).union(rejected).distinct()
-        return _but_highest(found, op, ["queue", "admin"], "op_offset")
+        return unknown.union(decisions).union(recalls).union(rejected).distinct()
 
     def halves(self) -> DataFrame:
-        half = self._stored("half")
-        done = half.join(self._done(), _FIRST, "left_semi").select(*_PLACE)
-        return _but_highest(done, half, ["queue"], "queue_offset")
+        return self._stored("half").join(self._done(), _FIRST, "left_semi").select(*_PLACE)
 
     def delayed(self) -> DataFrame:
-        delayed = self._stored("delayed")
-        done = delayed.join(self._delivered("messages"), _PLACE, "left_semi").select(*_PLACE)
-        done = done.join(self._named_by_kept_ops().toDF(*_PLACE), _PLACE, "left_anti")
-        return _but_highest(done, delayed, ["queue"], "queue_offset")
+        done = self._stored("delayed").join(self._delivered("messages"), _PLACE, "left_semi").select(*_PLACE)
+        return done.join(self._named_by_young_ops().toDF(*_PLACE), _PLACE, "left_anti")
 
     def transactions(self) -> DataFrame:
         ended = self._read("transactions").where(self._cut.ended("resolved_at")).select(*_HALF_PLACE).distinct()
@@ -153,7 +151,7 @@ class _Old:
         gone = old.where(is_old).select(*keys)
         for kept in (young, self._parts_that_spoil(), op):
             gone = gone.join(kept, keys, "left_anti")
-        return _but_highest(gone, old, keys[:2], keys[2])
+        return gone
 
     def _parts_that_spoil(self) -> DataFrame:
         """Refused parts of transactions in `half`: because of these rows no RESUME may reopen such a transaction."""
@@ -186,18 +184,17 @@ class _Old:
         half = self._stored("half").select(*_FIRST, *_PLACE)
         found = half.join(self._ended_for_good().toDF(*_PLACE, "good"), _PLACE, "left")
         every = found.groupBy(*_FIRST).agg(F.bool_and(F.coalesce("good", F.lit(False))).alias("every"))
-        return every.where("every").select(*_FIRST).join(self._named_by_kept_ops(), _FIRST, "left_anti")
+        return every.where("every").select(*_FIRST).join(self._named_by_young_ops(), _FIRST, "left_anti")
 
-    def _named_by_kept_ops(self) -> DataFrame:
-        """The messages that kept ops name: they stay too, or such an op would look like one that waits.
+    def _named_by_young_ops(self) -> DataFrame:
+        """The messages that young ops name: they stay too, or such an op would look like one that waits.
 
         A decision may be repeated long after the end. Most young ops name young half messages; only those that name an
         old message of a queue count.
         """
-        op, partition, first = self._stored("op"), ["queue", "admin"], F.col("half_messages")[0]
-        kept = op.join(F.broadcast(_highest(op, partition, "op_offset")), [*partition, "op_offset"], "left_semi")
+        first = F.col("half_messages")[0]
         young = self._read("op").where(~self._cut.stored("stored_at"))
-        named = kept.unionByName(young).select(first["queue"], first["offset"]).toDF(*_FIRST)
+        named = young.select(first["queue"], first["offset"]).toDF(*_FIRST)
         until = _highest(self._stored("half"), ["first_queue"], "first_offset").toDF("first_queue", "until")
         waits = _highest(self._stored("delayed"), ["queue"], "queue_offset").toDF("first_queue", "until")
         ends = until.unionByName(waits).groupBy("first_queue").agg(F.max("until").alias("until"))
@@ -221,9 +218,56 @@ class _Old:
         return -1 if old is None else int(old)
 
 
-def _but_highest(found: DataFrame, rows: DataFrame, partition: list[str], offset: str) -> DataFrame:
-    return found.join(F.broadcast(_highest(rows, partition, offset)), [*partition, offset], "left_anti")
-
-
 def _highest(rows: DataFrame, partition: list[str], offset: str) -> DataFrame:
     return rows.groupBy(*partition).agg(F.max(offset).alias(offset))
+
+
+WINDOWS = 20
+"""Files of a queue that compaction makes of a topic with a retention: so its rows stay a twentieth longer, or two."""
+MOST_FILES = 1_000
+"""Files that one commit removes; the next run goes on."""
+_OLD_FILE = (
+    "CAST(get_json_object(stats, '$.maxValues.visible_at') AS TIMESTAMP) < timestamp_millis({}L) AND "
+    "coalesce(CAST(get_json_object(stats, '$.maxValues.batch_id') AS BIGINT), -1) <= {}"
+)
+"""SQL on Delta's entry of a file: all its rows are old, and of complete batches. A start completes only a later one."""
+_LAST_SEEN = (
+    "queue_id",
+    "IF(batch_id IS NULL, source_queue, NULL) AS source_queue",
+    "coalesce(batch_id, source_offset) AS last",
+)
+
+
+def delete_old_files(
+    warehouse: Warehouse, topic: str, before_ms: int, pause: Callable[[], AbstractContextManager[object]]
+) -> int:
+    """Removes files of a topic whose rows all became visible before a time; returns how many, at most `MOST_FILES`.
+
+    A commit that only removes files disturbs no reader: a stream with `ignoreDeletes` goes on. One that rewrote a file
+    would show the rows that stay as new ones. So a row goes once every row of its file is old.
+
+    Rows in the table `maintenance` come first. By these an audit knows which rows may be gone, and a consumer which it
+    has missed.
+
+    Args:
+        warehouse: the tables.
+        topic: the topic, which has a table.
+        before_ms: ms since epoch, UTC.
+        pause: a context in which no batch runs: a table's property changes, and an append beside that would fail.
+    """
+    warehouse.allow_changes(topic, pause)
+    condition = _OLD_FILE.format(before_ms, warehouse.newest_batch())
+    note = partial(_note, warehouse, topic, before_ms)
+    return warehouse.remove_files(topic_table(topic), condition, MOST_FILES, note)
+
+
+def _note(warehouse: Warehouse, topic: str, before_ms: int, files: list[str]) -> None:
+    """Notes the last rows that may be gone, by queue, in place of the notes about earlier ones."""
+    in_files = F.col("_metadata.file_name").isin(files)
+    gone = warehouse.read(topic_table(topic)).where(in_files).selectExpr(*_LAST_SEEN)
+    noted = warehouse.read("maintenance").where(F.col("topic") == topic).select("queue_id", "source_queue", "last")
+    last = gone.unionByName(noted).groupBy("queue_id", "source_queue").agg(F.max("last").alias("last"))
+    now = now_ms()
+    same = {"topic": topic, "visible_before": as_datetime(before_ms), "maintained_at": as_datetime(now)}
+    warehouse.add([{**row.asDict(), **same} for row in last.collect()], "maintenance")
+    warehouse.table("maintenance").delete(f"topic = '{topic}' AND maintained_at < timestamp_millis({now}L)")

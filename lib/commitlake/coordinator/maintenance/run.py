@@ -26,7 +26,7 @@ from pyspark.sql.types import IntegerType, LongType
 
 from commitlake.config import Config, disks
 from commitlake.coordinator.landing import positions
-from commitlake.coordinator.maintenance import retention, topic_retention
+from commitlake.coordinator.maintenance import retention
 from commitlake.coordinator.recovery import rebuild
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.protocol.clock import as_datetime, now_ms
@@ -209,10 +209,10 @@ class Maintenance:
                 self._try(partial(self._trim, report, topic, age_ms), f"deleting old rows of topics/{topic}", report)
 
     def _trim(self, report: Report, topic: str, age_ms: int) -> None:
-        count = topic_retention.delete_old_files(self._files, topic, self._now_ms() - age_ms, self._pause)
+        count = retention.delete_old_files(self._files, topic, self._now_ms() - age_ms, self._pause)
         if count:
             report.trimmed[topic] = count
-        if count < topic_retention.MOST_FILES:
+        if count < retention.MOST_FILES:
             self._next_trim[topic] = time.monotonic() + max(_TRIM_EVERY_S, age_ms / 1_000 * _DELETE_EVERY)
 
     def _tables(self) -> Iterator[tuple[str, str, int]]:
@@ -229,7 +229,7 @@ class Maintenance:
         if topic is None or not self._config.topics.retention_of(topic):
             yield
             return
-        most = size // (topic_retention.WINDOWS * self._config.kafka.queues)
+        most = size // (retention.WINDOWS * self._config.kafka.queues)
         try:
             self._set(session.file_sizes(min(session.LARGEST_FILE, most)))
             yield

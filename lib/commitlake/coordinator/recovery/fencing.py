@@ -28,7 +28,7 @@ from commitlake.protocol.version import CONTRACT, __version__
 from commitlake.reading.markers import commit_file
 from commitlake.spark.files import FileSystem
 from commitlake.tables import TABLES, Warehouse, commits, topic_table
-from commitlake.tables.append_guard import AppendGuard
+from commitlake.tables.warehouse import AppendGuard
 
 log = logging.getLogger(__name__)
 
@@ -184,10 +184,10 @@ class EpochGuard(AppendGuard):
     """Keeps an older coordinator from appending where no lock does; `docs/architecture.md` explains why it has no gap.
 
     An append reads `epochs` in its own plan, so after Delta has fixed the version of the table that the append starts
-    from. It fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the tables. So
-    there are three cases for an older coordinator's append. It has read the newer epoch, and fails. Or it started from
-    a version before the fence, and fails as a conflict. Or it is committed before the newer coordinator has read
-    anything.
+    from. The append fails when there is a newer epoch. A newer coordinator appends its epoch, and then fences the
+    tables. So an older coordinator's append has three cases. Either the append has read the newer epoch, and fails. Or
+    it started from a version before the fence, and fails as a conflict. Or it is committed before the newer coordinator
+    has read anything.
     """
 
     fences = True

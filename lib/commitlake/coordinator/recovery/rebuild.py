@@ -1,9 +1,8 @@
 """The open rows, from the tables alone: the input rows with which every start of coordination begins.
 
 The tables are the truth; Spark's checkpoint of coordination is scratch for one run. So a deleted, older or foreign
-checkpoint, a changed state layout, changed timing keys and another number of shuffle partitions are all the same
-case: the ordinary start. Only the key columns of decided history are read. No decided message is decided or reported
-again.
+checkpoint leads to the ordinary start. A changed state layout, changed timing keys and another number of shuffle
+partitions do so too. Only the key columns of decided history are read. No decided message is decided or reported again.
 """
 
 from __future__ import annotations
@@ -14,18 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
-from commitlake.coordinator.coordination.input_rows import (
-    INPUT_SCHEMA,
-    IS_ANSWER,
-    delayed_rows,
-    half_rows,
-    op_rows,
-    refused_rows,
-    rows,
-    waiting_rows,
-)
+from commitlake.coordinator.coordination import input_rows
 from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
-from commitlake.coordinator.coordination.unmatched.unmatched_ops import judged_ops, judged_recalls
+from commitlake.coordinator.coordination.unmatched.resolve import judged_ops, judged_recalls
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import snapshot
 from commitlake.coordinator.recovery.snapshot import BEGINNING, Between, SnapshotPosition
@@ -98,7 +88,7 @@ def open_rows(
 
 def _open_halves(look: Between, timing: TransactionConfig) -> DataFrame:
     """Half messages without an end in their newest round."""
-    new = half_rows(look.landed("half", "queue", "queue_offset", half="true"))
+    new = input_rows.half_rows(look.landed("half", "queue", "queue_offset", half="true"))
     due = f"IF(kind = {int(Kind.HALF)}, since + {timing.timeout_ms + 1}, -1)"
     resumed = look.resumed().withColumn("due", F.expr(due))
     every = look.with_saved(new.unionByName(resumed), *_HALVES)
@@ -131,7 +121,7 @@ def _with_checks(halves: DataFrame, look: Between, timing: TransactionConfig) ->
         f"WHEN out >= 0 THEN asked_at + {_pause('out', timing)} ELSE due END"
     )
     changed = {"checks": "number", "repeat": "IF(answered_at IS NULL, out, -1)", "due": next_due}
-    return rows(found, **{name: name for name in INPUT_SCHEMA.names} | changed)
+    return input_rows.rows(found, **{name: name for name in input_rows.INPUT_SCHEMA.names} | changed)
 
 
 def _newest_checks(look: Between) -> DataFrame:
@@ -145,7 +135,7 @@ def _newest_checks(look: Between) -> DataFrame:
 
 def _answers(look: Between) -> DataFrame:
     """The answers that the outcome is still unknown, by half message, id and group."""
-    answers = op_rows(look.landed("op", "queue", "op_offset", op=IS_ANSWER))
+    answers = input_rows.op_rows(look.landed("op", "queue", "op_offset", op=input_rows.IS_ANSWER))
     place = [f"{name} AS a_{name}" for name in ("queue", "offset", "tid", "grp")]
     each = answers.selectExpr(*place, "struct(checks, round, stored) AS answer")
     return each.groupBy("a_queue", "a_offset", "a_tid", "a_grp").agg(F.collect_list("answer").alias("given"))
@@ -166,7 +156,7 @@ def _refused_parts(look: Between) -> DataFrame:
     """
     used = look.warehouse.rows("rejected").where(f"source = 'half' AND reason = '{OFFSET_USED_BEFORE}'")
     new = look.landed("rejected", "kafka_partition", "kafka_offset", half="source = 'half'").union(used)
-    refused = checkpoint_now(look.with_saved(refused_rows(new), Kind.REFUSED_PART).distinct())
+    refused = checkpoint_now(look.with_saved(input_rows.refused_rows(new), Kind.REFUSED_PART).distinct())
     if refused.isEmpty():
         return refused
     named = refused.selectExpr("*", "queue AS first_queue", "offset AS first_offset")
@@ -176,7 +166,7 @@ def _refused_parts(look: Between) -> DataFrame:
 def _open_ops(look: Between) -> DataFrame:
     """Ops that have not decided, were not refused, and do not only repeat the decision of their transaction."""
     asked = look.landed("op", "queue", "op_offset", op="NOT admin", admin="admin")
-    new = op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
+    new = input_rows.op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
     every = look.with_saved(new, *_OPS)
     refused = look.warehouse.rows("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
     if look.since.rows is not None:
@@ -213,14 +203,14 @@ def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
 
 
 def _open_delayed(look: Between) -> DataFrame:
-    new = delayed_rows(look.landed("delayed", "queue", "queue_offset", messages="true"))
+    new = input_rows.delayed_rows(look.landed("delayed", "queue", "queue_offset", messages="true"))
     return _without_delivery(look.with_saved(new, Kind.DELAYED), look, Source.MESSAGES, "queue", "offset")
 
 
 def _open_waiting(look: Between) -> DataFrame:
     """Committed half messages with a delay that has not ended."""
     committed = look.written("transactions").where("state = 'COMMITTED' AND deliver_at IS NOT NULL")
-    new = waiting_rows(committed, "half_offset", "unix_millis(deliver_at)")
+    new = input_rows.waiting_rows(committed, "half_offset", "unix_millis(deliver_at)")
     return _without_delivery(look.with_saved(new, Kind.WAITING), look, Source.HALF, "part_queue", "part_offset")
 
 

@@ -101,7 +101,7 @@ class Between:
     def written(self, table: str) -> DataFrame:
         """The rows of batches between the positions.
 
-        Rows of a later batch do not count. It may not be complete, and a backup leaves out such a batch: its
+        Rows of a later batch do not count. Such a batch may not be complete, and a backup leaves it out: its
         transactions must then be open in the saved rows.
         """
         return self._early(self.warehouse.rows(table).where(self.since.written_since()))

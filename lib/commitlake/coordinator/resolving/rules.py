@@ -1,8 +1,8 @@
 """A rule of the key `checks`: how a business table, or a database, answers for the transactions of a producer group.
 
 `match` joins columns of the half message with those of the table. `commit` and `rollback` are conditions on columns of
-the table, on `absent` (the table has no such row) and on `age` (of the half message, compared with a text such as
-'10m').
+the table, on `absent` and on `age`. `absent` says that the table has no such row. `age` is the half message's, compared
+with a text such as '10m'.
 """
 
 from __future__ import annotations

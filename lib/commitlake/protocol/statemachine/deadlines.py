@@ -83,9 +83,10 @@ def sweep(segment: Segment, watermark: int, now: int, rules: Rules) -> None:
     """Check or discard what is still open after the ops of this batch.
 
     One check of a transaction is out at a time. While it is out, the deadline says when to repeat it. Once it is
-    answered, or may count without an answer, the deadline says when to send the next one or, after `check_max` checks,
-    when to discard. If that deadline and the retention have both passed, the earlier one gives the reason. However many
-    intervals were missed, one check is enough. A transaction with a refused part is discarded at once.
+    answered, or may count without an answer, the deadline says when to send the next one. After `check_max` checks the
+    deadline says when to discard. If that deadline and the retention have both passed, the earlier one gives the
+    reason. However many intervals were missed, one check is enough. A transaction with a refused part is discarded at
+    once.
 
     Args:
         segment: the open segment.

@@ -1,7 +1,7 @@
 """The verdict on an op or a part whose message is not open in its segment (contract 4.1, 4.2, 4.6, 4.8, 4.10).
 
-It may be a duplicate, a conflict, early, or about nothing. A few facts from the tables decide which. A transaction that
-a `RESUME` of the same batch reopens counts as open.
+Such an op may be a duplicate, a conflict, early, or about nothing. A few facts from the tables decide which. A
+transaction that a `RESUME` of the same batch reopens counts as open.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Several half messages in one transaction: all meet at the first one (contract 4.8).
 
-A part (a further half message) has no checks, deadlines or decision of its own. It is a row in the state of its first
+A part (a further half message) has no checks, deadlines or decision of its own. Its row is in the state of its first
 half message's segment, and waits there while the first is not open.
 """
 

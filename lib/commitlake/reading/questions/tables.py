@@ -32,8 +32,8 @@ class Tables:
     def open(self, *names: str) -> None:
         """Make views of tables, under their names.
 
-        On a local disk DuckDB reads the files itself, and skips row groups by their statistics and Bloom filters. That
-        is some three times as fast as through Arrow, by which it reads object stores.
+        On a local disk DuckDB reads the files itself, and skips row groups by their statistics and Bloom filters, some
+        three times as fast as through Arrow, by which it reads object stores.
 
         Raises:
             NoTableError: one of them is not there.

@@ -1,10 +1,10 @@
 """Whether the tables of a warehouse agree, message by message; a coordinator may run meanwhile.
 
-One pass: the rows of all tables are grouped by the message's coordinates, summed up, and compared (`audit_rows`,
-`audit_rules`). The counts by topic are sums of the same facts, so they agree exactly when every message does.
+One pass: the rows of all tables are grouped by the message's coordinates, summed up, and compared
+(`audit_rules`). The counts by topic are sums of the same facts, so they agree exactly when every message does.
 
 The view of a warehouse that is being written is consistent: `batches` is read first, and of all other tables only the
-rows up to its newest batch. Those are complete, since a batch is written to `batches` last. Landed messages have no
+rows up to its newest batch. Such rows are complete, since a batch is written to `batches` last. Landed messages have no
 batch and may be newer: then they are pending, or waiting. A record that is just landing is in one table or in none,
 never in two.
 
@@ -25,8 +25,7 @@ from pyspark.sql import functions as F
 from commitlake.protocol.encoding import Position
 from commitlake.tables import OF_BATCHES, Warehouse, topic_table
 from commitlake.tables.columns import coordinate_sql
-from commitlake.tools.audit.audit_rows import SOURCES, rows, until
-from commitlake.tools.audit.audit_rules import COUNTS, RULES, Retained, judged, per_message
+from commitlake.tools.audit.audit_rules import COUNTS, RULES, SOURCES, Retained, judged, per_message, rows, until
 
 EXAMPLES = 10
 _BUCKETS = 100  # messages with one finding are grouped by so many places, so that the examples differ

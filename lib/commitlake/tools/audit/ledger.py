@@ -16,7 +16,7 @@ from commitlake.protocol import headers
 from commitlake.tables import Warehouse
 from commitlake.tools.audit import audit
 from commitlake.tools.audit.audit import TopicCounts
-from commitlake.tools.audit.audit_rows import until
+from commitlake.tools.audit.audit_rules import until
 
 _PLACE = ["queue", "queue_offset"]
 

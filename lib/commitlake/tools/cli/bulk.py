@@ -1,4 +1,4 @@
-"""What is shown first and then sent: forced decisions on many transactions, and recalls of delayed messages.
+"""Operations that are shown first, then sent: forced decisions on many transactions, and recalls of delayed messages.
 
 Decisions go to `admin` at a steady pace. An interrupted run is continued by the same command: transactions decided
 meanwhile no longer fit its filters.

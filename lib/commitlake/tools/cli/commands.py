@@ -16,8 +16,7 @@ from commitlake.config.terminal import printable
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.coordinator.recovery import fencing
-from commitlake.coordinator.recovery.heartbeat import Heartbeat
-from commitlake.coordinator.recovery.stop_mark import LOOK_S, StopMark
+from commitlake.coordinator.recovery.signs import LOOK_S, Heartbeat, StopMark
 from commitlake.errors import FencedError, SetupError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position

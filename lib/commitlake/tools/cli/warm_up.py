@@ -23,8 +23,8 @@ from commitlake.coordinator.coordinator import Coordinator
 from commitlake.kafka.embedded import provide
 from commitlake.spark import class_archive, given, process, runtime, session, submit
 
-# The thread that looks after state stores runs on after Spark has stopped, while Java writes the archive. It begins a
-# minute after the first store, so on slow machines it would find no Spark, and print a stack.
+# The thread that looks after state stores runs on after Spark has stopped, while Java writes the archive. A minute
+# after the first store it begins: on slow machines it would find no Spark, and print a stack.
 _NO_CARE_OF_STATE = "--conf spark.sql.streaming.stateStore.maintenanceInterval=1h"
 
 

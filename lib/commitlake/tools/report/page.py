@@ -19,7 +19,7 @@ from commitlake.tools.report.figures import AGES, STATES, Figures
 _STYLE = Path(__file__).with_name("page.css")
 _COMMAND = "what happened"
 _NEXT = {"discarded": "commitlake tx list --state DISCARDED", "rejected": "commitlake rejected"}
-"""What to do next where a tile is not zero."""
+"""The next command where a tile is not zero."""
 _ALWAYS = ("verdict", "coordinator", "kafka")
 _LABELS = 5
 _COLOURS = {"COMMITTED": "good", "ROLLED_BACK": "back", "DISCARDED": "bad", "p50": "one", "p99": "two"}

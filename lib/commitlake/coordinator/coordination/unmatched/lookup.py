@@ -1,9 +1,9 @@
 """Lookup in the tables for ops and parts whose message is not open (contract 4.1, 4.2, 4.6, 4.8, 4.10).
 
 An op that meets no open message may be a duplicate, a conflict, early, or about nothing. A state with the outcome of
-each message would grow with history. So the segment emits the op as unmatched and drops it, and the op is resolved from
-the tables as they were before the batch. Such a lookup is rare: once at the end of the park time, and early for a
-RESUME, a RECALL and a late part. An op that must wait longer comes again as a requeued row.
+each message would grow with history. So the segment emits the op as unmatched and drops it. The tables resolve it, as
+they were before the batch. Such a lookup is rare: once at the end of the park time, and early for a RESUME, a RECALL
+and a late part. An op that must wait longer comes again as a requeued row.
 """
 
 from __future__ import annotations

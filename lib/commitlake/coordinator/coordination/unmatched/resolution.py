@@ -44,7 +44,7 @@ def _verdicts(facts: pd.DataFrame) -> pd.Series:
     return pd.Series(judge(rows))
 
 
-def events(frame: DataFrame, **columns: Column | int) -> DataFrame:
+def event_rows(frame: DataFrame, **columns: Column | int) -> DataFrame:
     """Event rows with the given columns; all other columns are absent (-1)."""
     given = {name: value if isinstance(value, Column) else F.lit(value) for name, value in columns.items()}
     return frame.select(

@@ -1,4 +1,4 @@
-"""A coordinator's sign of life off local disks, for a standby that waits until the sign is gone.
+"""Files beside the tables by which coordinators and commands see each other: a sign of life, and a request to stop.
 
 The sign decides nothing: epochs do (`fencing`). A live coordinator that is taken for dead ends as soon as it commits.
 Or it ends when it finds another's sign in place of its own, and then a newer epoch. A standby compares each sign with
@@ -30,7 +30,7 @@ _LOOK_S = 0.5
 
 
 class Heartbeat:
-    """The file `_coordinator` beside the tables.
+    """The file `_coordinator`: a coordinator's sign of life off local disks, for a standby that waits until it is gone.
 
     Args:
         spark: any session of the application.
@@ -103,3 +103,41 @@ class Heartbeat:
         except (Py4JError, OSError) as error:
             log.debug("cannot read the sign of life: %s", error)
             return ""
+
+
+LOOK_S = 2.0
+"""Pause between two looks, each a request of the store."""
+_FILE = "_stop"
+
+
+class StopMark:
+    """The file `_stop`: a request to stop, which reaches a coordinator where no signal does.
+
+    YARN restarts a driver that a signal has ended. A coordinator that has found the request ends with exit code 0, so
+    YARN does not. The request names the coordinator, so that it stops no other one.
+
+    Args:
+        spark: any session of the application.
+        config: says where the file is.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        self._files = FileSystem(spark, config.signs_at)
+
+    def leave(self, named: str) -> None:
+        """Asks a coordinator to stop, by host, pid and epoch."""
+        self._files.write(_FILE, named)
+
+    def clear(self, named: str) -> None:
+        """Takes this request away."""
+        if self._files.read(_FILE) == named:
+            self._files.delete(_FILE)
+
+    def names_me(self, first_epoch: int, epoch: int) -> bool:
+        """Whether this process is asked, which began with one epoch and is at another; False if the store is away."""
+        try:
+            asked = self._files.read(_FILE)
+        except (Py4JError, OSError) as error:
+            log.debug("cannot look for a request to stop: %s", error)
+            return False
+        return asked is not None and asked in map(describe_self, range(first_epoch, epoch + 1))
