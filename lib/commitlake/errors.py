@@ -131,7 +131,7 @@ class TransactionNotFoundError(CommitLakeError):
 
 
 class RecordError(CommitLakeError):
-    """Raised within CommitLake when a Kafka record breaks the protocol; a producer raises another error for it.
+    """Raised within CommitLake when a record breaks the protocol; a producer raises another error for it.
 
     Attributes:
         reason: the reason in the table `rejected`, for example `BAD_OP`; None for an error without one.
@@ -248,3 +248,11 @@ def out_of_memory(reason: str) -> str:
         f"Spark ran out of memory: {reason}; nothing is lost; raise spark.driver.memory (2g by default; on a cluster "
         "spark.executor.memory too) with COMMITLAKE_SPARK_ARGS='--conf spark.driver.memory=4g', and start again"
     )
+
+
+def described(error: BaseException) -> str:
+    """The class and the text of an error of somebody's code; the class alone where its `__str__` fails."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

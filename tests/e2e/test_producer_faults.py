@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,7 +104,15 @@ def test_a_check_with_any_header_reaches_the_listener(kafka: Namespace, header: 
     assert [op.decision for op in kafka.answers()] == ["COMMIT"]
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), ValueError("\udcff")])
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+ERRORS = [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), ValueError("\udcff"), SilentError()]
+
+
+@pytest.mark.parametrize("error", ERRORS)
 def test_whatever_a_listener_raises_in_a_check_is_answered_unknown(kafka: Namespace, error: BaseException) -> None:
     def raises(_: MessageExt) -> Any:
         raise error
@@ -113,6 +122,14 @@ def test_whatever_a_listener_raises_in_a_check_is_answered_unknown(kafka: Namesp
         wait_for(lambda: kafka.committed() == 1)
     (op,) = kafka.answers()
     assert (op.decision, op.remark.partition(":")[0]) == ("UNKNOWN", type(error).__name__)
+
+
+def test_a_check_for_which_the_listener_has_no_method_is_answered_unknown(kafka: Namespace) -> None:
+    kafka.ask(check())
+    with kafka.producer(SimpleNamespace(execute_local_transaction=lambda message, arg: None)):
+        wait_for(lambda: kafka.committed() == 1)
+    (op,) = kafka.answers()
+    assert (op.decision, op.remark.partition(":")[0]) == ("UNKNOWN", "AttributeError")
 
 
 @pytest.mark.short

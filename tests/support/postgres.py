@@ -44,6 +44,7 @@ class Server:
         self.address = f"127.0.0.1:{self._port}"
 
     def create(self) -> None:
+        """Makes an empty cluster."""
         (self._place / "password").write_text(PASSWORD)
         (self._place / "password").chmod(0o644)
         pwfile = f"--pwfile={self._place / 'password'}"
@@ -65,6 +66,7 @@ class Server:
         self._call("pg_ctl", "-D", self._data, "-m", "immediate", "stop")
 
     def promote(self) -> None:
+        """Makes a primary of a replica."""
         self._call("pg_ctl", "-D", self._data, "-w", "promote")
 
     def url(self, database: str = "postgres") -> str:

@@ -193,7 +193,7 @@ async def test_a_handle_is_good_only_for_its_topic_group_and_gateway(warehouse: 
         assert await client.ack(got) == ["OK", "OK"]
 
 
-@pytest.mark.parametrize("seconds", [1, 0])
+@pytest.mark.parametrize("seconds", [2, 0])
 @awaited
 async def test_what_a_push_consumer_could_not_consume_comes_again_after_a_pause(
     warehouse: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
@@ -208,7 +208,7 @@ async def test_what_a_push_consumer_could_not_consume_comes_again_after_a_pause(
         assert await client.ack(*got[1:]) == ["OK"] * 3
         (again,) = await client.receive_all(1, hidden_s=None)
         assert (ids(again), attempt(again)) == (ids(got[0]), 2)
-        assert time.monotonic() - begun >= 1
+        assert time.monotonic() - begun >= (seconds or 1)
 
 
 @awaited
@@ -390,7 +390,8 @@ async def test_what_a_client_has_comes_again_once_it_is_gone(
 ) -> None:
     """A simple consumer could hold its queues, and this gateway in the group, for 12 h."""
     monkeypatch.setattr(deliveries, "RENEW_S", 0.2)
-    monkeypatch.setattr(deliveries, "GONE_S", 0.8)
+    if settings is SIMPLE:  # those of a push consumer, which renews them, do not wait so long
+        monkeypatch.setattr(deliveries, "GONE_S", 0.8)
     async with calls(warehouse) as client:
         stream = client.stub.Telemetry(metadata=CLIENT if is_connected else OTHER)
         await stream.write(s.TelemetryCommand(settings=settings))

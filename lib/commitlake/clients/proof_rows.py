@@ -218,7 +218,7 @@ class ProofRows:
                     self.sql.change(restore)
 
     def tidy(self, older_than_ms: int = TIDY_MS, *, now: int | None = None, only_proofs: bool = False) -> int:
-        """Delete rows that are older, except those of consumers' blocks that have not ended; returns how many.
+        """Delete rows older than `older_than_ms`, but none of a consumer's block that has not ended; returns how many.
 
         The age counts up to `now` (ms since epoch, UTC), by default of this machine's clock. With `only_proofs` all
         rows of consumers stay: without one its message is handled again.
@@ -268,7 +268,7 @@ def opened_rows(name: str, address: str, user: str | None = None, password: str 
     """The rows on a connection of its own.
 
     Args:
-        name: the configuration key whose parts these are, for errors.
+        name: what errors name, such as a configuration key.
         address: SQLAlchemy's URL, or a reference to it, such as `env:NAME`.
         user: of the database, or a reference.
         password: a reference.

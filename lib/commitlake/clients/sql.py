@@ -74,7 +74,7 @@ class Sql:
         self.given.rollback()
 
     def when_committed(self, call: Callable[[], None], is_there: Callable[[], bool]) -> None:
-        """Call a function once the last `commit` is final. A transaction around it may roll back: `is_there` looks."""
+        """Call a function once the last `commit` is final; after a transaction around it only if `is_there()`."""
         call()
 
     def rows(self, sql: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:

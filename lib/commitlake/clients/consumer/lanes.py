@@ -90,7 +90,8 @@ class Lane:
         handed: messages at their first attempt, in order, with `Passed` between them.
         retries: messages that wait for their next attempt, and those that were handed over again.
         is_closing: the queue goes, or has gone, to another instance, so no more messages are handed over.
-        is_lost: it has gone, and the other one gets all messages that are not done; `is_closing`, too.
+        is_lost: another instance, or a newer lane here, may read the queue and gets all that is not done. Then
+            `is_closing` is True, too.
     """
 
     cursor: Cursor
@@ -185,7 +186,7 @@ class Lanes:
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
         """Queues whose messages that are finished behind an open one take more than their share of `most_bytes`.
 
-        Each comes with the position of that open one. None while all queues together take at most `most_bytes`.
+        Each comes with the position of that open one. Nothing is returned while all together take at most `most_bytes`.
         """
         with self._lock:
             self._settle()

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.message import ReceivedMessage
-from commitlake.errors import ArgumentError
+from commitlake.errors import ArgumentError, described
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import STOPPED, Stop
 from commitlake.throttled import ThrottledWarning
@@ -201,7 +201,7 @@ class Runner:
         try:
             found = self._handler(message)
         except Exception as error:  # a handler may raise anything; the message is retried
-            told = _told(error)
+            told = described(error)
             log.warning("the handler failed at %r: %s", message, told)
             return None if message.finished else told[:_LONGEST_REMARK]
         finally:
@@ -259,13 +259,6 @@ class Runner:
                 if not any(line.due_s is None or line.due_s <= now for line in lines):
                     return
             time.sleep(_LOOK_S)
-
-
-def _told(error: Exception) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # the `__str__` of the error fails
-        return type(error).__name__
 
 
 def _key(message: ReceivedMessage) -> Hashable:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from commitlake.clients.producer.message import LocalTransactionState, Message, MessageExt
 from commitlake.clients.tracing import Traced
-from commitlake.errors import UndecidedError
+from commitlake.errors import UndecidedError, described
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def judged(state: object, traced: Traced) -> Verdict:
 def failed(error: BaseException) -> Verdict:
     """The verdict after an exception of the listener."""
     log.warning("the transaction listener failed, so the decision is UNKNOWN", exc_info=error)
-    return Verdict(LocalTransactionState.UNKNOW, _remark(f"{type(error).__name__}: {error}"), error)
+    return Verdict(LocalTransactionState.UNKNOW, _remark(described(error)), error)
 
 
 def _remark(text: str) -> str:

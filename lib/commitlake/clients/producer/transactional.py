@@ -295,8 +295,9 @@ class TransactionMQProducer(DefaultMQProducer):
         if found is None:
             assert listener is not None
             try:
-                with calls.one():  # SystemExit counts too: in a thread of the pool nobody else would see it
-                    ask = partial(listener.check_local_transaction, message)
+                with calls.one():
+                    # SystemExit counts too: in a thread of the pool nobody else would see it.
+                    ask = lambda: listener.check_local_transaction(message)  # noqa: E731
                     found = decide(ask, tracing.checking(check), BaseException)
             except UndecidedError as error:
                 unanswered(message, error, done)
