@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from commitlake.coordinator.landing import parts, positions, start
 from commitlake.coordinator.landing.land import Landing
 from commitlake.kafka import topics
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.protocol.kafka_topics import LANDED
 from commitlake.tables import Warehouse, topic_table
 
 TABLES = 6
@@ -213,6 +215,35 @@ def test_topics_beyond_topics_max_are_rejected_and_known_ones_go_on(
         send(loaded)
         land(spark, loaded, warehouse)
     assert warehouse.topics() == {"a"}
+    assert standing(warehouse) == expected(loaded)
+
+
+def test_a_warehouse_without_positions_goes_on_at_its_highest_offsets(
+    spark: SparkSession, landed: tuple[Config, Warehouse, Landing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, warehouse, landing = landed
+    monkeypatch.setattr(positions, "newest", lambda _: None)
+    assert start.reached(warehouse, loaded).position.offsets == landing.position.offsets
+
+
+def test_a_warehouse_of_version_0_1_goes_on_at_its_newest_marker(spark: SparkSession, settings: dict[str, Any]) -> None:
+    """Version 0.1 kept offsets in the markers of its commits to `op`: here, those of a landing that was cut short."""
+    loaded, warehouse = prepare(spark, settings)
+    send(loaded)
+    with pytest.raises(CUT_SHORT):
+        land(spark, loaded, cut_at(warehouse, TABLES))
+    warehouse.table("positions").delete()
+    since = {loaded.kafka.topic(source): {"0": 0} for source in LANDED}
+    until = {loaded.kafka.topic(source): {"0": 5} for source in LANDED}
+    marker = {"landing_id": 7, "from": since, "until": until, "tables": ["op", "half"], "earlier": []}
+    spark.conf.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")  # as version 0.1 did
+    empty = warehouse.read("op").limit(0).write.format("delta").mode("append")
+    empty.option("userMetadata", json.dumps(marker)).save(warehouse.locate("op"))
+    spark.conf.unset("spark.databricks.delta.skipRecordingEmptyCommits")
+    renamed = replace(loaded, kafka=replace(loaded.kafka, topic_prefix="other."))
+    assert start.reached(warehouse, renamed).position.offsets == {(source, 0): 0 for source in LANDED}
+    landing = land(spark, loaded, warehouse)
+    assert landing.position.landing_id == 8
     assert standing(warehouse) == expected(loaded)
 
 

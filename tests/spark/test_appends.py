@@ -22,7 +22,6 @@ from pyarrow.parquet import read_metadata
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
-from tests.support.tables import markers
 
 from commitlake.coordinator.coordination.input_table import InputTable, SegmentKey
 from commitlake.errors import FencedError, WarehouseError
@@ -95,7 +94,7 @@ def test_an_append_is_as_one_of_deltas_writer(spark: SparkSession, warehouse: Wa
     assert json.loads(ours[1]["add"]["stats"]) == json.loads(theirs[1]["add"]["stats"])
     read = warehouse.read(NAME)
     assert_df_equality(read.distinct(), rows(spark, "a", "b"), ignore_row_order=True, ignore_nullable=True)
-    assert markers(warehouse, NAME) == [MARKER, MARKER]
+    assert warehouse.markers(NAME) == [MARKER, MARKER]
 
 
 def test_an_append_does_not_look_through_the_log(spark: SparkSession, warehouse: Warehouse, plain: Warehouse) -> None:
@@ -234,7 +233,7 @@ def test_deltas_writer_appends_where_others_may_or_delta_has_no_such_classes(
     other = Warehouse(spark, warehouse.root)
     assert other._direct() is None
     other.append(rows(spark, "a"), NAME, MARKER)
-    assert (topics(warehouse), markers(warehouse, NAME)) == (["a", "b"], [MARKER])
+    assert (topics(warehouse), warehouse.markers(NAME)) == (["a", "b"], [MARKER])
 
 
 @pytest.mark.parametrize(("is_direct", "few"), [(True, False), (False, False), (True, True)])
@@ -322,7 +321,7 @@ def test_no_commit_makes_the_jvm_look_for_a_package_in_all_jars(
             patch.setattr(kind, "__getattr__", lambda _, name: found.append(name))
         append._commit(step, TOPICS[0], table, adds)
     assert found == []
-    assert markers(empty, topic_table(TOPICS[0])) == [MARKER, MARKER]
+    assert empty.markers(topic_table(TOPICS[0])) == [MARKER, MARKER]
 
 
 @pytest.fixture
@@ -336,7 +335,7 @@ def beside(spark: SparkSession, empty: Warehouse, monkeypatch: pytest.MonkeyPatc
 def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, empty: Warehouse, beside: Warehouse) -> None:
     beside.append_to_topics(rows_of(spark, ["orders"]), ["orders"], MARKER)
     empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
-    assert markers(empty, topic_table("orders")) == markers(beside, topic_table("orders")) == [MARKER]
+    assert empty.markers(topic_table("orders")) == beside.markers(topic_table("orders")) == [MARKER]
     ours, theirs = (newest_commit(each.locate(topic_table("orders"))) for each in (empty, beside))
     info, other = ours[0]["commitInfo"], theirs[0]["commitInfo"]
     same = ("operation", "operationParameters", "isBlindAppend", "isolationLevel", "userMetadata")
@@ -360,7 +359,7 @@ def test_a_topic_whose_commit_fails_is_told_and_the_others_are_there(spark: Spar
     Path(empty.locate(topic_table("t3")), "queue_id=1").write_text("no directory")
     with pytest.raises(WarehouseError, match=r"the table at .*/topics/t3: .*queue_id=1"):
         empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
-    assert {topic: len(markers(empty, topic_table(topic))) for topic in TOPICS} == {
+    assert {topic: len(empty.markers(topic_table(topic))) for topic in TOPICS} == {
         topic: 1 if topic == "t3" else 2 for topic in TOPICS
     }
 
@@ -417,7 +416,7 @@ def test_an_altered_table_gets_the_rows_of_an_append_of_its_own(
     ours, theirs = (each.read(topic_table("orders")) for each in (empty, beside))
     order = ("source_offset", ours.columns[-1])  # the column that was added
     assert_df_equality(ours.sort(*order), theirs.sort(*order))
-    assert markers(empty, topic_table("orders")) == [MARKER, MARKER]
+    assert empty.markers(topic_table("orders")) == [MARKER, MARKER]
     assert list(Path(empty.root, "_staged").rglob("*.parquet")) == []
 
 
@@ -574,7 +573,7 @@ def test_rows_of_every_table_are_those_of_deltas_writer(
     for each in (ours, theirs):
         each.append(rows, name, MARKED, few=True)
     assert (writers(ours, name), writers(theirs, name)) == ({"parquet-cpp-arrow"}, {"parquet-mr"})
-    assert markers(ours, name, 1) == markers(theirs, name, 1) == [MARKED]
+    assert ours.markers(name, 1) == theirs.markers(name, 1) == [MARKED]
     read = [each.read(name).selectExpr(*readable(name)).sort(*name.layout.columns) for each in (ours, theirs)]
     assert_df_equality(read[0], read[1])
     assert read_by_delta(ours, name) == read_by_delta(theirs, name)
@@ -695,7 +694,7 @@ def test_a_table_that_its_owner_has_changed_gets_files_of_deltas_writer(
     rows = some_rows(spark, RETRY.layout, 20)
     change(one_table, RETRY)
     one_table.append(rows, RETRY, MARKED, few=True)
-    assert (writers(one_table, RETRY), markers(one_table, RETRY)) == ({"parquet-mr"}, [MARKED])
+    assert (writers(one_table, RETRY), one_table.markers(RETRY)) == ({"parquet-mr"}, [MARKED])
     assert one_table.read(RETRY).count() == 20
 
 
@@ -751,7 +750,7 @@ def test_rows_of_several_topics_go_each_to_its_table_in_one_commit(spark: SparkS
     one_table.append_to_topics(rows, topics, MARKED, few=True)
     found = {topic: one_table.read(topic_table(topic)).count() for topic in expected}
     assert (found, sum(found.values())) == (expected, 60)
-    assert all(markers(one_table, topic_table(topic)) == [MARKED] for topic in expected)
+    assert all(one_table.markers(topic_table(topic)) == [MARKED] for topic in expected)
 
 
 def test_what_fails_names_the_table(spark: SparkSession, one_table: Warehouse) -> None:
@@ -775,7 +774,7 @@ def test_off_local_disks_files_go_through_hadoop(
     rows = some_rows(spark, RETRY.layout, 30)
     for _ in range(2):
         one_table.append(rows, RETRY, MARKED, few=True)
-    assert (writers(one_table, RETRY), markers(one_table, RETRY)) == ({"parquet-cpp-arrow"}, [MARKED, MARKED])
+    assert (writers(one_table, RETRY), one_table.markers(RETRY)) == ({"parquet-cpp-arrow"}, [MARKED, MARKED])
     assert one_table.read(RETRY).count() == DeltaTable(one_table.locate(RETRY)).count() == 60
 
 

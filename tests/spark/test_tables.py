@@ -15,7 +15,6 @@ from chispa import assert_df_equality
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
-from tests.support.tables import markers
 
 from commitlake import config
 from commitlake.coordinator.landing.topic_admission import Topics
@@ -66,7 +65,7 @@ def test_an_append_puts_columns_in_order_and_remembers_its_marker(spark: SparkSe
         spark.sql("select 7L as batch_id, timestamp'2026-01-01' as completed_at, 5L as landing_id"),
         ignore_nullable=True,
     )
-    assert markers(warehouse, "batches") == [{"batch_id": 7}]
+    assert warehouse.markers("batches") == [{"batch_id": 7}]
     assert warehouse.version("batches") == before + 2
 
 
@@ -95,18 +94,6 @@ def test_a_table_that_is_gone_is_made_anew_only_where_an_older_version_lacked_it
     with pytest.raises(WarehouseError, match=f"no table at {tmp_path}/half any more.*bring it back from a copy"):
         warehouse.create()
     assert not (tmp_path / "half").exists()
-
-
-def test_a_warehouse_of_version_0_1_is_refused_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
-    """It kept no positions: landing would begin at the first offsets, and show normal messages twice."""
-    warehouse = Warehouse(spark, str(tmp_path))
-    warehouse.create()
-    fencing.begin_epoch(warehouse, "0.1.0")
-    for name in ("positions", "open_rows"):
-        shutil.rmtree(tmp_path / name)
-    with pytest.raises(WarehouseError, match=f"{tmp_path} is one of CommitLake 0.1.0; start version 0.2.0 there once"):
-        fencing.own(warehouse, None)
-    assert not (tmp_path / "open_rows").exists()
 
 
 def test_a_table_whose_log_lacks_a_file_is_named(spark: SparkSession, tmp_path: Path) -> None:
@@ -181,7 +168,7 @@ def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
         warehouse.append(
             spark.sql("select 1 as batch_id, current_timestamp() as completed_at, 1 as landing_id"), "batches", {"n": 1}
         )
-        assert (warehouse.read("batches").count(), markers(warehouse, "batches")) == (1, [{"n": 1}])
+        assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
         assert warehouse.read(topic_table("orders")).columns == TOPIC.columns
     finally:
         spark.sql("drop database tables_in_catalog cascade")

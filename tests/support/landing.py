@@ -30,9 +30,8 @@ CUT_SHORT = (Cut, StreamingQueryException)
 
 def begin(config: Config, warehouse: Warehouse) -> start.Begin:
     """The first steps of a start: where landing goes on."""
-    reached = start.reached(warehouse)
-    others = kafka_identity.check(warehouse, config, reached) if reached else ()
-    return start.begin(warehouse, config, reached, others)
+    come = start.reached(warehouse, config)
+    return start.begin(warehouse, config, come, kafka_identity.check(warehouse, config, come.position))
 
 
 def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:

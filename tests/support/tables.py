@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deltalake import DeltaTable
 
 from commitlake.config.object_store import storage_options
-
-if TYPE_CHECKING:
-    from commitlake.tables import Warehouse
 
 
 def opened(warehouse: str | Path, name: str) -> DeltaTable | None:
@@ -41,9 +37,3 @@ def topics(warehouse: str | Path) -> list[str]:
         return sorted(row["table"].removeprefix("topics/") for row in rows(warehouse, "destinations"))
     below = Path(warehouse) / "topics"
     return sorted(path.name for path in below.glob("*") if opened(warehouse, f"topics/{path.name}"))
-
-
-def markers(tables: Warehouse, name: str, limit: int = 20) -> list[dict[str, Any]]:
-    """Markers of a table's last commits, the newest first; commits without one are left out."""
-    rows = tables.table(name).history(limit).select("userMetadata").collect()
-    return [json.loads(row[0]) for row in rows if row[0]]

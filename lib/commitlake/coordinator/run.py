@@ -89,8 +89,8 @@ class Run:
         With `available_now` it processes all records that are there and all that is due, and then returns.
         """
         is_new = self._owner.is_new  # a new warehouse needs no reading, which saves 10 s of 25
-        resume_point = None if is_new else landing_start.reached(self.warehouse)  # step 2
-        others = kafka_identity.check(self.warehouse, self.config, resume_point) if resume_point else ()
+        resume_point = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
+        others = () if is_new else kafka_identity.check(self.warehouse, self.config, resume_point.position)
         settings = SettingsPublisher(self.config, self._clock)
         known = Topics(self.warehouse, self.config.topics.max, settings.add)
         for warning in topics.ensure_topics(self.config):

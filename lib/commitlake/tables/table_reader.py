@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
@@ -16,7 +17,7 @@ from commitlake.config.locations import CATALOG, is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.protocol import topic_names
 from commitlake.reading import damage
-from commitlake.reading.markers import commit_file
+from commitlake.reading.markers import commit_file, parsed
 from commitlake.spark.files import FileSystem
 from commitlake.spark.session import is_classic
 from commitlake.tables import commits, together
@@ -159,12 +160,19 @@ class TableReader:
 
     def version(self, name: str) -> int:
         """Number of the newest commit."""
-        return int(self.table(name).history(1).select("version").collect()[0][0])
+        return int(self._history(name, 1)[0]["version"])
 
     def newest_batch(self) -> int:
         """The newest complete batch; -1 when there is none."""
         found = self.read("batches").agg(F.max("batch_id").alias("last")).collect()[0]["last"]
         return -1 if found is None else int(found)
+
+    def markers(self, name: str, limit: int = 20) -> list[dict[str, Any]]:
+        """Markers of a table's last `limit` commits, newest first; commits without one are left out."""
+        return [marker for row in self._history(name, limit) if (marker := parsed(row["userMetadata"]))]
+
+    def _history(self, name: str, limit: int) -> Any:
+        return self.table(name).history(limit).select("version", "userMetadata").collect()
 
     def locate(self, name: str) -> str:
         """Path, or quoted catalog name."""

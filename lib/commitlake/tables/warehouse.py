@@ -95,21 +95,14 @@ class Warehouse(TableReader):
         """Creates the fixed tables and columns that are missing; returns whether there was no table.
 
         Raises:
-            WarehouseError: A table has other columns than this version writes, or is damaged, or gone; or the warehouse
-                is one of version 0.1, which kept no positions.
+            WarehouseError: A table has other columns than this version writes, or is damaged, or gone.
         """
         self._must_be_whole()
         with ThreadPoolExecutor(4) as pool:
             there = [*pool.map(self.holds, names := [*map(TableName, TABLES)])]
-            last = None if all(there) or not self.holds("epochs") else self._last_version()
-            if last == __version__:
+            if not all(there) and self.holds("epochs") and self._last_version() == __version__:
                 gone = names[there.index(False)]
                 msg = f"there is no table at {self.locate(gone)} any more, but others are; {damage.REMEDY}"
-                raise WarehouseError(msg)
-            if last is not None and not self.holds("positions"):
-                msg = (
-                    f"warehouse: {self.root} is one of CommitLake {last}; start version 0.2.0 there once, then this one"
-                )
                 raise WarehouseError(msg)
             list(pool.map(self._create_fixed, names, there))
         return not any(there)

@@ -98,7 +98,7 @@ class LandingPosition:
 
 
 def newest(warehouse: Warehouse) -> LandingPosition | None:
-    """The newest row, None when no landing was ever complete."""
+    """The newest row, None when no landing of this version was ever complete."""
     return _newest(warehouse.read("positions"))
 
 
@@ -182,27 +182,27 @@ def uncommitted(warehouse: Warehouse, position: LandingPosition, tables: Sequenc
     holding: list[DataFrame] = []
     for group in (groups := in_groups(tables)):
         some = reduce(DataFrame.unionAll, [above(warehouse, each, position) for each in group])
-        rows = _highest(some)
+        rows = highest(some)
         holding += [some] if rows else []
         found += rows
         if len(groups) > 1:
             forget_tables(warehouse.spark)
     if not found:
         return None
-    ends = _ends_of(found)
+    ends = ends_of(found)
     kept = checkpoint_now(reduce(DataFrame.unionAll, holding))
     told = ", ".join(f"{end} of {source}-{number}" for (source, number), end in ends.items())
     log.warning("the newest landing was cut short; the records that it has written are left out: up to %s", told)
     return PartialLanding(kept, ends)
 
 
-def _highest(coordinates: DataFrame) -> list[Row]:
+def highest(coordinates: DataFrame) -> list[Row]:
     """The highest offset, `last`, by source and partition."""
     return coordinates.groupBy("source", "partition").agg(F.max("offset").alias("last")).collect()
 
 
-def _ends_of(rows: Iterable[Row]) -> dict[Place, int]:
-    """The offset after the highest one of each partition, by the `_highest` rows of several tables."""
+def ends_of(rows: Iterable[Row]) -> dict[Place, int]:
+    """The offset after the highest one of each partition, by the `highest` rows of several tables."""
     ends: dict[Place, int] = {}
     for row in rows:
         place = row["source"], row["partition"]

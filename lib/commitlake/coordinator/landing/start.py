@@ -19,7 +19,7 @@ from commitlake.kafka.log_end_watcher import HeldBack, held_back
 from commitlake.kafka.log_ends import LogEnds, Offsets, Place, cuts, deposed
 from commitlake.kafka.oldest import oldest_ms
 from commitlake.kafka.topics import earliest_offsets, log_ends
-from commitlake.tables import Warehouse
+from commitlake.tables import Warehouse, topic_table
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +45,31 @@ class Begin(NamedTuple):
     stable_ms: int | None
 
 
-def reached(warehouse: Warehouse) -> LandingPosition | None:
-    """How far landing has come; None where nothing has landed yet.
+class Reached(NamedTuple):
+    """How far landing has come, and whether a row of `positions` says so."""
+
+    position: LandingPosition
+    is_recorded: bool
+
+
+NOTHING = Reached(LandingPosition(0, {}), is_recorded=False)
+"""The value for a new warehouse."""
+
+
+def reached(warehouse: Warehouse, config: Config) -> Reached:
+    """How far landing has come: by `positions`, or by the other tables of an older version, which had none.
 
     Raises:
         WarehouseError: the tables are a copy of different moments.
     """
     warehouse.must_be_of_one_moment()
-    return positions.newest(warehouse)
+    recorded = positions.newest(warehouse)
+    if recorded is not None:
+        return Reached(recorded, is_recorded=True)
+    return Reached(_of_older_version(warehouse, config), is_recorded=False)
 
 
-def begin(
-    warehouse: Warehouse, config: Config, resume_point: LandingPosition | None, others: Collection[str] = ()
-) -> Begin:
+def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: Collection[str] = ()) -> Begin:
     """Compares the position with Kafka's logs, and records it when no row of `positions` has it.
 
     Without that row, a first landing that was cut short would look complete. And the next start would not know where a
@@ -66,18 +78,17 @@ def begin(
     Args:
         warehouse: remembers where the logs began at its first start.
         config: says where Kafka is, and which differences are accepted.
-        resume_point: how far landing has come; None where no row of `positions` says so.
+        resume_point: how far landing has come.
         others: sources whose topics are others than before, as accepted; their leaders have epochs of their own.
 
     Raises:
         IdentityError: Kafka has lost records that have not landed, or a log ends below the next offset to land.
         KafkaError: Kafka is out of reach.
     """
-    recorded = resume_point or LandingPosition(0, {})
-    comparable = {place: end for place, end in recorded.held.items() if place[0] not in others}
+    comparable = {place: end for place, end in resume_point.position.held.items() if place[0] not in others}
     logs = _Logs.read(config, comparable)
     begins = kafka_identity.begins(warehouse, logs.first)
-    before = recorded.with_partitions({place: begins.get(place, 0) for place in logs.first})
+    before = resume_point.position.with_partitions({place: begins.get(place, 0) for place in logs.first})
     known = _all_compared(warehouse, before, logs, config)
     earlier = deposed(comparable, logs.held)
     _refuse_earlier(earlier, config)
@@ -85,8 +96,8 @@ def begin(
     _warn_of_lost(known, logs.cut, config)
     is_new = bool(others or earlier) or (known.offsets, known.again) != (before.offsets, before.again)
     if is_new:
-        known = replace(known, landing_id=max(known.landing_id, recorded.landing_id + 1))
-    if is_new or resume_point is None:
+        known = replace(known, landing_id=max(known.landing_id, resume_point.position.landing_id + 1))
+    if is_new or not resume_point.is_recorded:
         positions.append(warehouse, known)
     kafka_identity.remember(warehouse, config, begins)  # after the leaders' epochs are recorded: they show a cut log
     offsets = {place: known.reads(*place) for place in logs.first}
@@ -259,3 +270,30 @@ def _lost(what: str, low: int, high: int, config: Config) -> None:
         )
         raise IdentityError(msg)
     log.warning("%s: going on without the offsets %d to %d", what, low, high - 1)
+
+
+_COMMITS = 1_000
+"""Commits in which the marker of a landing is searched. Version 0.1 wrote it again when it was 20 commits back."""
+
+
+def _of_older_version(warehouse: Warehouse, config: Config) -> LandingPosition:
+    """Version 0.1 kept offsets in the markers of its commits to `op`.
+
+    The newest landing may have been cut short, so landing goes on at its begin and leaves out the rows it has written.
+    """
+    for marker in warehouse.markers("op", _COMMITS):
+        if "landing_id" in marker and "tables" in marker:
+            offsets = {
+                (kafka_identity.source(topic), int(number)): offset
+                for topic, numbers in marker["from"].items()
+                for number, offset in numbers.items()
+            }
+            return LandingPosition(marker["landing_id"], offsets)
+    return _by_tables(warehouse)
+
+
+def _by_tables(warehouse: Warehouse) -> LandingPosition:
+    """The position by the highest offsets in the tables, for a warehouse without markers: it may be a new one."""
+    tables = [*positions.LANDED, *map(topic_table, warehouse.topics())]
+    rows = [row for table in tables for row in positions.highest(positions.coordinates(warehouse, table))]
+    return LandingPosition(0, positions.ends_of(rows))

@@ -11,7 +11,9 @@ deletes the next run finds the rest. In this order a start between any two delet
 3. `transactions`, while a delivery still says that a delay has ended; then `deliveries`;
 4. `checks`, `discarded`, `reentries`, `rejected`: the rows that were written about them.
 
-A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed.
+A discarded transaction stays for ever, since a RESUME may come for it; only an ORPHAN can't be resumed. In each table
+the highest row of each Kafka partition stays too, with the messages that it names. Without any markers a start finds by
+that row where to go on.
 """
 
 from __future__ import annotations
@@ -105,14 +107,19 @@ class _Old:
             "kafka_partition AS queue", "kafka_offset AS op_offset", "source = 'admin' AS admin"
         )
         rejected = named.join(refused, keys, "left_semi").select(*keys)
-        return unknown.union(decisions).union(recalls).union(rejected).distinct()
+        found = unknown.union(decisions).union(recalls).union(rejected).distinct()
+        return _but_highest(found, op, ["queue", "admin"], "op_offset")
 
     def halves(self) -> DataFrame:
-        return self._stored("half").join(self._done(), _FIRST, "left_semi").select(*_PLACE)
+        half = self._stored("half")
+        done = half.join(self._done(), _FIRST, "left_semi").select(*_PLACE)
+        return _but_highest(done, half, ["queue"], "queue_offset")
 
     def delayed(self) -> DataFrame:
-        done = self._stored("delayed").join(self._delivered("messages"), _PLACE, "left_semi").select(*_PLACE)
-        return done.join(self._named_by_young_ops().toDF(*_PLACE), _PLACE, "left_anti")
+        delayed = self._stored("delayed")
+        done = delayed.join(self._delivered("messages"), _PLACE, "left_semi").select(*_PLACE)
+        done = done.join(self._named_by_kept_ops().toDF(*_PLACE), _PLACE, "left_anti")
+        return _but_highest(done, delayed, ["queue"], "queue_offset")
 
     def transactions(self) -> DataFrame:
         ended = self._read("transactions").where(self._cut.ended("resolved_at")).select(*_HALF_PLACE).distinct()
@@ -151,7 +158,7 @@ class _Old:
         gone = old.where(is_old).select(*keys)
         for kept in (young, self._parts_that_spoil(), op):
             gone = gone.join(kept, keys, "left_anti")
-        return gone
+        return _but_highest(gone, old, keys[:2], keys[2])
 
     def _parts_that_spoil(self) -> DataFrame:
         """Refused parts of transactions in `half`: because of these rows no RESUME may reopen such a transaction."""
@@ -184,17 +191,18 @@ class _Old:
         half = self._stored("half").select(*_FIRST, *_PLACE)
         found = half.join(self._ended_for_good().toDF(*_PLACE, "good"), _PLACE, "left")
         every = found.groupBy(*_FIRST).agg(F.bool_and(F.coalesce("good", F.lit(False))).alias("every"))
-        return every.where("every").select(*_FIRST).join(self._named_by_young_ops(), _FIRST, "left_anti")
+        return every.where("every").select(*_FIRST).join(self._named_by_kept_ops(), _FIRST, "left_anti")
 
-    def _named_by_young_ops(self) -> DataFrame:
-        """The messages that young ops name: they stay too, or such an op would look like one that waits.
+    def _named_by_kept_ops(self) -> DataFrame:
+        """The messages that kept ops name: they stay too, or such an op would look like one that waits.
 
         A decision may be repeated long after the end. Most young ops name young half messages; only those that name an
         old message of a queue count.
         """
-        first = F.col("half_messages")[0]
+        op, partition, first = self._stored("op"), ["queue", "admin"], F.col("half_messages")[0]
+        kept = op.join(F.broadcast(_highest(op, partition, "op_offset")), [*partition, "op_offset"], "left_semi")
         young = self._read("op").where(~self._cut.stored("stored_at"))
-        named = young.select(first["queue"], first["offset"]).toDF(*_FIRST)
+        named = kept.unionByName(young).select(first["queue"], first["offset"]).toDF(*_FIRST)
         until = _highest(self._stored("half"), ["first_queue"], "first_offset").toDF("first_queue", "until")
         waits = _highest(self._stored("delayed"), ["queue"], "queue_offset").toDF("first_queue", "until")
         ends = until.unionByName(waits).groupBy("first_queue").agg(F.max("until").alias("until"))
@@ -216,6 +224,10 @@ class _Old:
     def _old_batch(self) -> int:
         old = self._read("batches").where(self._cut.ended("completed_at")).agg(F.max("batch_id")).collect()[0][0]
         return -1 if old is None else int(old)
+
+
+def _but_highest(found: DataFrame, rows: DataFrame, partition: list[str], offset: str) -> DataFrame:
+    return found.join(F.broadcast(_highest(rows, partition, offset)), [*partition, offset], "left_anti")
 
 
 def _highest(rows: DataFrame, partition: list[str], offset: str) -> DataFrame:
