@@ -1,4 +1,7 @@
-"""Kafka records of benchmarks, sent by librdkafka: 6 us of a core each, where kafka-python needs 60."""
+"""Kafka records of benchmarks, sent by librdkafka: 6 us of a core each, where kafka-python needs 60.
+
+Making a record comes on top. Up to 2 000 transactions a second the load takes a few hundredths of a core.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class RecordSender:
 
     def __init__(self, servers: str) -> None:
         limits = {"batch.num.messages": 100_000, "batch.size": 5 << 20, "message.max.bytes": 16 << 20}
-        self._producer = Producer({"bootstrap.servers": servers, "acks": "all", "linger.ms": 1_000, **limits})
+        once = {"enable.idempotence": True}  # a request that times out is sent again
+        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 1_000, **once, **limits})
 
     def send(self, topic: str, records: Sequence[Record]) -> list[Appended]:
         """Where they stand, in the order of the records."""

@@ -84,6 +84,10 @@ def with_value(layout: TableLayout, value: Value | None) -> TableLayout:
     )
 
 
+_PLAIN = T.StringType()
+"""A text without a collation."""
+
+
 def _ordered(above: str, value: T.StructType) -> Iterator[str]:
     """Paths of the fields that have a lowest and a highest value, in Delta's log and for all its readers."""
     for field in value:
@@ -92,9 +96,7 @@ def _ordered(above: str, value: T.StructType) -> Iterator[str]:
             yield from _ordered(path, kind)
         elif isinstance(kind, T.DecimalType):
             yield from [path] if kind.precision <= _EXACT_DIGITS else []
-        elif (
-            isinstance(kind, T.NumericType | T.DateType | T.TimestampType) or kind == T.StringType()
-        ):  # without a collation
+        elif isinstance(kind, T.NumericType | T.DateType | T.TimestampType) or kind == _PLAIN:
             yield path
 
 
