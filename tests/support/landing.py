@@ -31,7 +31,8 @@ CUT_SHORT = (Cut, StreamingQueryException)
 def begin(config: Config, warehouse: Warehouse) -> start.Begin:
     """The first steps of a start: where landing goes on."""
     come = start.reached(warehouse, config)
-    return start.begin(warehouse, config, come, kafka_identity.check(warehouse, config, come.position))
+    kafka = kafka_identity.remembered(warehouse)
+    return start.begin(warehouse, config, come, kafka, kafka_identity.check(warehouse, config, kafka, come.position))
 
 
 def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:

@@ -386,6 +386,24 @@ def test_the_script_hands_its_arguments_over(tmp_path: Path, given: list[str], h
 ROWS = [("orders", 1, None), ("a much longer [name]" * 10, 22, True)]
 
 
+def test_a_watched_answer_is_drawn_over_the_last_one_without_an_empty_screen_between(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, drawn = iter(["a long line\nand another\n", "short\n"]), []
+    monkeypatch.setattr(questions.time, "sleep", lambda _: None)
+
+    def work() -> int:
+        drawn.append(capsys.readouterr().out)
+        if (answer := next(answers, None)) is None:
+            raise KeyboardInterrupt
+        print(answer, end="")
+        return questions.FOUND
+
+    assert questions.repeat(True, work) == questions.FOUND
+    home, line, below = "\x1b[H", "\x1b[K\n", "\x1b[J"
+    assert drawn == ["", f"{home}a long line{line}and another{line}{below}", f"{home}short{line}{below}"]
+
+
 def test_a_table_in_a_pipe_is_plain_text_as_wide_as_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     output.show(["topic", "n", "holds"], ROWS)
     assert capsys.readouterr().out.splitlines() == [

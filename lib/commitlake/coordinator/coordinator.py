@@ -144,6 +144,7 @@ class Coordinator:
         """Begins an epoch and starts all queries: at the start, and at each restart."""
         self._run = None
         probe(self.config)
+        PROGRESS.info("Kafka answers; making the tables that are missing, and taking the warehouse")
         warehouse, is_first = Warehouse(self.spark, self.config.warehouse), not self.epoch
         self._owner = fencing.own(warehouse, self._lock, self.epoch)
         fencing.fence_older(warehouse, self._owner)

@@ -90,14 +90,15 @@ class Run:
         """
         is_new = self._owner.is_new  # a new warehouse needs no reading, which saves 10 s of 25
         resume_point = landing_start.NOTHING if is_new else landing_start.reached(self.warehouse, self.config)  # step 2
-        others = () if is_new else kafka_identity.check(self.warehouse, self.config, resume_point.position)
+        kafka = None if is_new else kafka_identity.remembered(self.warehouse)
+        others = kafka_identity.check(self.warehouse, self.config, kafka, resume_point.position)
         settings = SettingsPublisher(self.config, self._clock)
         known = Topics(self.warehouse, self.config.topics.max, settings.add)
         for warning in topics.ensure_topics(self.config):
             log.warning("%s", warning)
         settings.publish(known.names)
         watermark, asked = Watermark(), self._clock.now_ms()
-        begin = landing_start.begin(self.warehouse, self.config, resume_point, others)
+        begin = landing_start.begin(self.warehouse, self.config, resume_point, kafka, others)
         if begin.stable_ms is not None:
             watermark.ask(begin.stable_ms, begin.stable)
         watermark.ask(asked, begin.ends)

@@ -12,6 +12,7 @@ from kafka import KafkaAdminClient
 
 from commitlake.config import Config
 from commitlake.coordinator.landing import kafka_identity, positions
+from commitlake.coordinator.landing.kafka_identity import Known
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import CONNECT_TIMEOUT_MS, connect
@@ -69,7 +70,13 @@ def reached(warehouse: Warehouse, config: Config) -> Reached:
     return Reached(_of_older_version(warehouse, config), is_recorded=False)
 
 
-def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: Collection[str] = ()) -> Begin:
+def begin(
+    warehouse: Warehouse,
+    config: Config,
+    resume_point: Reached,
+    kafka: Known | None = None,
+    others: Collection[str] = (),
+) -> Begin:
     """Compares the position with Kafka's logs, and records it when no row of `positions` has it.
 
     Without that row, a first landing that was cut short would look complete. And the next start would not know where a
@@ -79,6 +86,7 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
         warehouse: remembers where the logs began at its first start.
         config: says where Kafka is, and which differences are accepted.
         resume_point: how far landing has come.
+        kafka: the one that the warehouse remembers.
         others: sources whose topics are others than before, as accepted; their leaders have epochs of their own.
 
     Raises:
@@ -87,7 +95,7 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
     """
     comparable = {place: end for place, end in resume_point.position.held.items() if place[0] not in others}
     logs = _Logs.read(config, comparable)
-    begins = kafka_identity.begins(warehouse, logs.first)
+    begins = kafka_identity.begins(kafka, logs.first)
     before = resume_point.position.with_partitions({place: begins.get(place, 0) for place in logs.first})
     known = _all_compared(warehouse, before, logs, config)
     earlier = deposed(comparable, logs.held)
@@ -99,7 +107,9 @@ def begin(warehouse: Warehouse, config: Config, resume_point: Reached, others: C
         known = replace(known, landing_id=max(known.landing_id, resume_point.position.landing_id + 1))
     if is_new or not resume_point.is_recorded:
         positions.append(warehouse, known)
-    kafka_identity.remember(warehouse, config, begins)  # after the leaders' epochs are recorded: they show a cut log
+    kafka_identity.remember(
+        warehouse, config, kafka, begins
+    )  # after the leaders' epochs are recorded: they show a cut log
     offsets = {place: known.reads(*place) for place in logs.first}
     last = logs.last()
     return Begin(known, offsets, last, *_stable(logs.waiting, last, config))

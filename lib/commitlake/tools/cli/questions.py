@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from commitlake.reading.questions.transactions import history as transaction_his
 from commitlake.tools.cli import output
 
 FOUND, NOTHING = 0, 3
-_CLEAR = "\x1b[2J\x1b[H"
+_HOME, _ERASE_LINE, _ERASE_BELOW = "\x1b[H", "\x1b[K\n", "\x1b[J"
 _WATCH_S = 2.0
 _NO_KEY = "no transaction with these filters has the key; `commitlake find KEY` looks among all messages"
 _OTHERS = "a message sent without one is in its topic's table, one with a delay in `commitlake delayed` until it is due"
@@ -37,8 +39,10 @@ def repeat(watch: bool, work: Callable[[], int]) -> int:
         return work()
     try:
         while True:
-            print(_CLEAR, end="")
-            work()
+            with contextlib.redirect_stdout(io.StringIO()) as answer:
+                work()
+            # Drawn over the last answer, at once: a screen that is cleared first is empty while the tables are read.
+            print(_HOME + answer.getvalue().replace("\n", _ERASE_LINE) + _ERASE_BELOW, end="", flush=True)
             time.sleep(_WATCH_S)
     except KeyboardInterrupt:
         return FOUND
