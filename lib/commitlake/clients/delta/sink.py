@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -94,26 +95,22 @@ def sink(
     ms = deadline_ms("sink", deadline)
     warn_without_rule("sink", settings, group)
     columns = {"body": body, "keys": keys, "tags": tags, "sharding_key": sharding_key}
-    return _Sink(settings, topic, name, group, columns, ms, on_invalid == "skip", begins)
+    place = absolute(f"{settings.receipts_place}/{SINKS}")
+    _create(place)
+    return _Sink(settings, topic, name, group, columns, ms, on_invalid == "skip", begins, place)
 
 
+@dataclass(frozen=True, eq=False, repr=False)  # a text of it might show secrets of the configuration
 class _Sink:
-    def __init__(
-        self,
-        settings: Config,
-        topic: str,
-        name: str,
-        group: str,
-        columns: Mapping[str, str | None],
-        deadline_ms: int,
-        skips: bool,
-        begins: int,
-    ) -> None:
-        self._settings, self._topic, self._name, self._group = settings, topic, name, group
-        self._begins = begins
-        self._columns, self._deadline_ms, self._skips = columns, deadline_ms, skips
-        self._place = absolute(f"{settings.receipts_place}/{SINKS}")
-        _create(self._place)
+    settings: Config
+    topic: str
+    name: str
+    group: str
+    columns: Mapping[str, str | None]
+    deadline_ms: int
+    skips: bool
+    begins: int
+    place: str
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Send the rows of a micro-batch, unless they were sent before.
@@ -122,19 +119,19 @@ class _Sink:
             WarehouseError: it is unknown whether the micro-batch was sent before, or its deadline has passed.
             RefusedSendError: a row can't be a message, and `on_invalid` is `fail`.
         """
-        reached = marks.reached(self._place, self._name)
+        reached = marks.reached(self.place, self.name)
         if reached >= batch_id:
             return
-        if reached < 0 and batch_id > self._begins:
+        if reached < 0 and batch_id > self.begins:
             msg = (
-                f"sink {self._name}: nothing says whether micro-batch {batch_id} was sent: no mark of this name is in "
-                f"{self._place}, which forgets them after {_KEPT}. If it was, start the query from a new checkpoint; "
+                f"sink {self.name}: nothing says whether micro-batch {batch_id} was sent: no mark of this name is in "
+                f"{self.place}, which forgets them after {_KEPT}. If it was, start the query from a new checkpoint; "
                 f"if it was not, or another sink was here before, say begins={batch_id}"
             )
             raise WarehouseError(msg)
-        rows = enumerate(selected(frame, self._columns).toLocalIterator())
+        rows = enumerate(selected(frame, self.columns).toLocalIterator())
         invalid: list[str] = []
-        with TransactionMQProducer.from_conf(self._settings, self._group) as producer:
+        with TransactionMQProducer.from_conf(self.settings, self.group) as producer:
             sent: dict[str, Transaction] = {}
             try:
                 self._send(producer, rows, sent, invalid)
@@ -142,15 +139,15 @@ class _Sink:
                 self._roll_back(sent)
                 raise
             if invalid:
-                told = (self._name, len(invalid), batch_id, invalid[0])
+                told = (self.name, len(invalid), batch_id, invalid[0])
                 log.warning("sink %s: %d rows of micro-batch %d are left out, one of them: %s", *told)
-            if marks.put(self._place, [*sent], marks.WRITTEN, after=(self._name, batch_id)):
+            if marks.put(self.place, [*sent], marks.WRITTEN, after=(self.name, batch_id)):
                 for transaction in sent.values():
                     transaction.commit()
             else:  # another driver has sent this micro-batch, or its deadline had passed
                 self._roll_back(sent)
-        if marks.reached(self._place, self._name) < batch_id:
-            msg = f"sink {self._name}: micro-batch {batch_id} was not sent before its deadline; the query does it again"
+        if marks.reached(self.place, self.name) < batch_id:
+            msg = f"sink {self.name}: micro-batch {batch_id} was not sent before its deadline; the query does it again"
             raise WarehouseError(msg)
 
     def _send(
@@ -164,14 +161,14 @@ class _Sink:
 
         Several threads send. One thread sends all rows of a sharding key, to keep their order.
         """
-        told = properties([self._place], self._deadline_ms)
+        told = properties([self.place], self.deadline_ms)
 
         def send(chunk: list[tuple[int, Any]]) -> None:
             name, transaction = marks.new_id(), producer.begin_transaction(is_answered=True)
             sent[name] = transaction
             for number, row in chunk:
                 try:
-                    message = message_of(row, self._topic, told)
+                    message = message_of(row, self.topic, told)
                     message.transaction_id = name
                     transaction.send(message)
                 except (RecordError, ProducerError) as error:
@@ -197,20 +194,20 @@ class _Sink:
             raise error
         shown = ", ".join(f"{field} {row[field]!r:.80}" for field in ("keys", "tags", "sharding_key"))
         found = printable(f"row {number} ({shown}): {error}")
-        if self._skips:
+        if self.skips:
             return found
         remedy = "leave such rows out by a filter or by on_invalid='skip', or change the columns"
-        msg = f"sink {self._name}: {found}; {remedy}"
+        msg = f"sink {self.name}: {found}; {remedy}"
         raise RefusedSendError(msg, error.reason) from error
 
     def _roll_back(self, sent: dict[str, Transaction]) -> None:
         """Roll back the transactions, after a fence, so that none of them can be marked as written later."""
-        if not sent or marks.put(self._place, [*sent], marks.FENCED) or self._are_fenced(sent):
+        if not sent or marks.put(self.place, [*sent], marks.FENCED) or self._are_fenced(sent):
             for transaction in sent.values():
                 transaction.rollback()
 
     def _are_fenced(self, sent: dict[str, Transaction]) -> bool:
-        return marks.FENCED in {marks.fence(self._place, name) for name in sent}
+        return marks.FENCED in {marks.fence(self.place, name) for name in sent}
 
 
 def _create(place: str) -> None:
