@@ -20,7 +20,7 @@ from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.receipts import Attempt, Receipt, Unwritten
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
-from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows
+from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, position_of
 
 _OBJECT_BYTES = 200
 _MOST_MOVED = 64
@@ -193,7 +193,7 @@ class Lanes:
             if sum(kept.values()) <= most_bytes:
                 return []
             lanes = [(q, lane.front()) for q, lane in self._lanes.items() if kept[q] > most_bytes // len(kept)]
-            return [(q, "-".join(map(str, it.place()))) for q, it in lanes if it is not None and it.is_open]
+            return [(q, position_of(it.place())) for q, it in lanes if it is not None and it.is_open]
 
     def waiting(self) -> int:
         """How many messages wait for their next attempt."""

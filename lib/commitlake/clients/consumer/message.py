@@ -15,6 +15,7 @@ from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.lanes import InFlight
 from commitlake.clients.consumer.once import Once, row_id
 from commitlake.clients.consumer.receipts import Attempt
+from commitlake.clients.consumer.rows import position_of
 from commitlake.clients.renamed import renamed
 from commitlake.config.terminal import printable
 from commitlake.errors import ConsumerError
@@ -66,7 +67,7 @@ class Outcomes:
             self.member.lanes.finish(part, outcome)
 
     def _tell_dead(self, part: InFlight, remark: str | None) -> None:
-        position, others = "-".join(map(str, part.place())), len(part.chosen.indexes) - 1
+        position, others = position_of(part.place()), len(part.chosen.indexes) - 1
         log.warning(
             "message %s of %s, keys %s%s, is a dead letter after attempt %d: %s",
             *(position, self.topic, printable(str(part.value("keys")))),
@@ -180,7 +181,7 @@ class ReceivedMessage:
     @property
     def position(self) -> str:
         """`<source>-<source_queue>-<source_offset>-<source_index>`, see the class."""
-        return f"{self.source}-{self.source_queue}-{self.source_offset}-{self.source_index}"
+        return position_of(self.handed.place())
 
     def done(self, remark: str | None = None) -> None:
         """Note that the group has finished its work on the message.

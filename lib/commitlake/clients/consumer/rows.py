@@ -62,8 +62,13 @@ def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:
     return Keys(*map(np.asarray, columns))
 
 
+def position_of(place: Place) -> str:
+    """`<source>-<queue>-<offset>-<index>`, the text of a place."""
+    return "-".join(map(str, place))
+
+
 def place_texts(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.str_]:
-    """`<source>-<queue>-<offset>-<index>` of each row, which identifies its message for ever."""
+    """`position_of` each row."""
     parts = [pc.cast(rows[name], pa.string()) for name in PLACE_COLUMNS]
     return np.asarray(pc.binary_join_element_wise(*parts, "-").to_pylist(), str)
 

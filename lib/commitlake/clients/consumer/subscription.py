@@ -24,7 +24,7 @@ from commitlake.clients.consumer.missed import missed
 from commitlake.clients.consumer.plan import Window
 from commitlake.clients.consumer.receipts import INSTANCE, Receipts
 from commitlake.clients.consumer.retries import NEVER, Waiting
-from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts
+from commitlake.clients.consumer.rows import Chosen, Rows, place_of, place_texts, position_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
@@ -328,7 +328,7 @@ class Subscription:
         self._wait_for_room()
         if self._stop.is_set():
             return
-        due = {"-".join(map(str, place_of(row))): (lane, row) for lane, row in lanes.due(now_ms(), _AGAIN_MOST)}
+        due = {position_of(place_of(row)): (lane, row) for lane, row in lanes.due(now_ms(), _AGAIN_MOST)}
         pauses_ms = dict.fromkeys(due, _PUT_OFF_MS)
         try:
             for table in self._find(topic, [row for _, row in due.values()]) if due else ():
