@@ -100,7 +100,7 @@ def sink(
     return _Sink(settings, topic, name, group, columns, ms, on_invalid == "skip", begins, place)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)  # a text of it might show secrets of the configuration
 class _Sink:
     settings: Config
     topic: str
