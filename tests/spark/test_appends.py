@@ -78,18 +78,36 @@ def topics(warehouse: Warehouse) -> list[str]:
     return sorted(found)
 
 
+def newest_commit(place: str) -> list[dict[str, Any]]:
+    commits = sorted(Path(place, "_delta_log").glob("*.json"))
+    return [json.loads(line) for line in commits[-1].read_text().splitlines()]
+
+
+def said(commit: list[dict[str, Any]]) -> dict[str, Any]:
+    same = ("operation", "operationParameters", "isBlindAppend", "isolationLevel", "userMetadata")
+    return {name: commit[0]["commitInfo"][name] for name in same}
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], object]) -> None:
+    """`change` gets the place of each table between the begin and the commit of an append to it."""
+    begin = DirectAppend.begin
+
+    def begun(self: DirectAppend, table: str) -> object:
+        transaction = begin(self, table)
+        change(table)
+        return transaction
+
+    monkeypatch.setattr(DirectAppend, "begin", begun)
+
+
 @pytest.mark.short
 def test_an_append_is_as_one_of_deltas_writer(spark: SparkSession, warehouse: Warehouse, plain: Warehouse) -> None:
+    logs = []
     for each in (warehouse, plain):
         each.append(rows(spark, "a", "b"), NAME, MARKER)
-    ours, theirs = (
-        [json.loads(line) for line in (log_of(warehouse) / f"{version:020}.json").read_text().splitlines()]
-        for version in (1, 2)
-    )
-    same = ("operation", "operationParameters", "isBlindAppend", "isolationLevel", "userMetadata")
-    assert {name: ours[0]["commitInfo"][name] for name in same} == {
-        name: theirs[0]["commitInfo"][name] for name in same
-    }
+        logs.append(newest_commit(each.locate(NAME)))
+    ours, theirs = logs
+    assert said(ours) == said(theirs)
     assert [set(line["add"]) for line in ours[1:]] == [set(line["add"]) for line in theirs[1:]]
     assert json.loads(ours[1]["add"]["stats"]) == json.loads(theirs[1]["add"]["stats"])
     read = warehouse.read(NAME)
@@ -122,14 +140,7 @@ def test_a_commit_that_comes_between_is_a_conflict_that_delta_solves(
     spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warehouse.append(rows(spark, "a"), NAME)
-    begin = DirectAppend.begin
-
-    def overtaken(self: DirectAppend, table: str) -> object:
-        begun = begin(self, table)
-        append_elsewhere(Path(table), "b")
-        return begun
-
-    monkeypatch.setattr(DirectAppend, "begin", overtaken)
+    meanwhile(monkeypatch, lambda table: append_elsewhere(Path(table), "b"))
     warehouse.append(rows(spark, "c"), NAME)
     assert topics(warehouse) == ["a", "b", "c"]
 
@@ -166,16 +177,13 @@ def test_no_second_append_goes_into_the_hole_that_a_table_made_again_has(
     """The first is lost with the old table: it was being written as that went."""
     for topic in ("a", "b"):
         warehouse.append(rows(spark, topic), NAME)
-    begin = DirectAppend.begin
 
-    def made_again(self: DirectAppend, table: str) -> object:
-        begun = begin(self, table)
+    def make_again(table: str) -> None:
         shutil.rmtree(table)
         append_elsewhere(Path(table), "new", **{"created_at": datetime.now(UTC)})
-        return begun
 
     with monkeypatch.context() as patch:
-        patch.setattr(DirectAppend, "begin", made_again)
+        meanwhile(patch, make_again)
         warehouse.append(rows(spark, "c"), NAME)
     with pytest.raises(WarehouseError, match="not contiguous"):
         warehouse.append(rows(spark, "d"), NAME)
@@ -277,6 +285,10 @@ def rows_of(spark: SparkSession, topics: list[str], each: int = 20) -> DataFrame
     )
 
 
+def fill(warehouse: Warehouse) -> None:
+    warehouse.append_to_topics(rows_of(warehouse.spark, TOPICS), TOPICS, MARKER)
+
+
 def staged(empty: Warehouse) -> StagedAppend:
     found = empty._staging()
     assert found is not None
@@ -286,11 +298,6 @@ def staged(empty: Warehouse) -> StagedAppend:
 @pytest.fixture
 def empty(spark: SparkSession, tmp_path: Path) -> Warehouse:
     return Warehouse(spark, str(tmp_path))
-
-
-def newest_commit(place: str) -> list[dict[str, Any]]:
-    commits = sorted(Path(place, "_delta_log").glob("*.json"))
-    return [json.loads(line) for line in commits[-1].read_text().splitlines()]
 
 
 @pytest.mark.short
@@ -311,7 +318,7 @@ def test_all_rows_are_there_and_read_as_after_plain_appends(
 def test_no_commit_makes_the_jvm_look_for_a_package_in_all_jars(
     spark: SparkSession, empty: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    fill(empty)
     rows, append, found = rows_of(spark, TOPICS[:1], 1), staged(empty), list[str]()
     step = _Step(rows, MARKER, append._direct.operation(MARKER))
     adds, table = append._write(rows), empty.locate(topic_table(TOPICS[0]))
@@ -334,12 +341,10 @@ def beside(spark: SparkSession, empty: Warehouse, monkeypatch: pytest.MonkeyPatc
 
 def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, empty: Warehouse, beside: Warehouse) -> None:
     beside.append_to_topics(rows_of(spark, ["orders"]), ["orders"], MARKER)
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    fill(empty)
     assert empty.markers(topic_table("orders")) == beside.markers(topic_table("orders")) == [MARKER]
     ours, theirs = (newest_commit(each.locate(topic_table("orders"))) for each in (empty, beside))
-    info, other = ours[0]["commitInfo"], theirs[0]["commitInfo"]
-    same = ("operation", "operationParameters", "isBlindAppend", "isolationLevel", "userMetadata")
-    assert {name: info[name] for name in same} == {name: other[name] for name in same}
+    assert said(ours) == said(theirs)
     added, expected = ([line["add"] for line in log if "add" in line] for log in (ours, theirs))
     statistics = {tuple(json.loads(add["stats"])["minValues"]) for add in added}
     assert statistics == {tuple(json.loads(add["stats"])["minValues"]) for add in expected}
@@ -348,17 +353,17 @@ def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, empty: Warehou
     assert all(add["dataChange"] and set(add) == set(expected[0]) for add in added)
 
 
-def test_no_file_is_left_in_the_scratch_table(spark: SparkSession, empty: Warehouse) -> None:
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+def test_no_file_is_left_in_the_scratch_table(empty: Warehouse) -> None:
+    fill(empty)
     assert list(Path(empty.root, "_staged").rglob("*.parquet")) == []
 
 
-def test_a_topic_whose_commit_fails_is_told_and_the_others_are_there(spark: SparkSession, empty: Warehouse) -> None:
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+def test_a_topic_whose_commit_fails_is_told_and_the_others_are_there(empty: Warehouse) -> None:
+    fill(empty)
     Path(empty.locate(topic_table("t3")), "queue_id=1").rename(Path(empty.root, "away"))
     Path(empty.locate(topic_table("t3")), "queue_id=1").write_text("no directory")
     with pytest.raises(WarehouseError, match=r"the table at .*/topics/t3: .*queue_id=1"):
-        empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+        fill(empty)
     assert {topic: len(empty.markers(topic_table(topic))) for topic in TOPICS} == {
         topic: 1 if topic == "t3" else 2 for topic in TOPICS
     }
@@ -371,30 +376,26 @@ def test_what_a_kill_left_is_deleted(spark: SparkSession, empty: Warehouse) -> N
     assert list(Path(empty.root, "_staged").rglob("*.parquet")) == []
 
 
-def test_rows_go_to_a_table_while_it_is_compacted(
-    spark: SparkSession, empty: Warehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_go_to_a_table_while_it_is_compacted(empty: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
-        empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
-    begin = DirectAppend.begin
+        fill(empty)
 
-    def compacted_meanwhile(self: DirectAppend, table: str) -> object:
-        begun = begin(self, table)
+    def compact(table: str) -> None:
         if table.endswith("/orders"):
             empty.table(topic_table("orders")).optimize().executeCompaction()
-        return begun
 
-    monkeypatch.setattr(DirectAppend, "begin", compacted_meanwhile)
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    meanwhile(monkeypatch, compact)
+    fill(empty)
     assert empty.read(topic_table("orders")).count() == 80
 
 
+DEFAULT = (
+    "ADD COLUMNS (more INT)",
+    "SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
+    "ALTER COLUMN more SET DEFAULT 7",
+)
 ALTERED = {
-    "a default": (
-        "ADD COLUMNS (more INT)",
-        "SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
-        "ALTER COLUMN more SET DEFAULT 7",
-    ),
+    "a default": DEFAULT,
     "a column made again under its name": (
         "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
         "'delta.minWriterVersion' = '5')",
@@ -409,10 +410,10 @@ def test_an_altered_table_gets_the_rows_of_an_append_of_its_own(
     spark: SparkSession, empty: Warehouse, beside: Warehouse, changes: tuple[str, ...]
 ) -> None:
     for each in (empty, beside):
-        each.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+        fill(each)
         for change in changes:
             spark.sql(f"ALTER TABLE delta.`{each.locate(topic_table('orders'))}` {change}")
-        each.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+        fill(each)
     ours, theirs = (each.read(topic_table("orders")) for each in (empty, beside))
     order = ("source_offset", ours.columns[-1])  # the column that was added
     assert_df_equality(ours.sort(*order), theirs.sort(*order))
@@ -424,11 +425,11 @@ def test_an_altered_table_gets_the_rows_of_an_append_of_its_own(
 def test_a_table_with_other_partitions_gets_an_append_of_its_own(
     spark: SparkSession, empty: Warehouse, partitions: list[str]
 ) -> None:
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    fill(empty)
     empty.set_property(topic_table("orders"), "delta.appendOnly", "false")
     made = DeltaTables.replace(spark).location(empty.locate(topic_table("orders"))).addColumns(TOPIC.schema)
     (made.partitionedBy(*partitions) if partitions else made).execute()
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    fill(empty)
     assert empty.read(topic_table("orders")).count() == 20
 
 
@@ -437,7 +438,7 @@ def test_a_sessions_default_of_mapped_columns_is_not_that_of_the_tables(spark: S
     spark.conf.set(default, "name")
     try:
         empty = Warehouse(spark, str(tmp_path))
-        empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+        fill(empty)
     finally:
         spark.conf.unset(default)
     assert DeltaTable(empty.locate(topic_table("orders"))).to_pyarrow_table().num_rows == 20
@@ -446,7 +447,7 @@ def test_a_sessions_default_of_mapped_columns_is_not_that_of_the_tables(spark: S
 def test_rows_of_a_table_that_is_gone_are_refused_and_the_other_topics_have_theirs(
     spark: SparkSession, empty: Warehouse
 ) -> None:
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    fill(empty)
     shutil.rmtree(empty.locate(topic_table("orders")))
     for topics in (TOPICS, ["orders"]):
         with pytest.raises(WarehouseError, match=r"the table at .*/topics/orders: there is no table at .* any more"):
@@ -461,18 +462,18 @@ def test_a_row_that_breaks_a_tables_constraint_is_refused_and_the_other_topics_h
     orders = topic_table("orders")
     spark.sql(f"ALTER TABLE delta.`{empty.locate(orders)}` ADD CONSTRAINT early CHECK (source_offset < 20)")
     with pytest.raises(WarehouseError, match=r"topics/orders: .*CHECK constraint early"):
-        empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+        fill(empty)
     assert {topic: empty.read(topic_table(topic)).count() for topic in TOPICS} == {
         topic: 2 if topic == "orders" else 22 for topic in TOPICS
     }
 
 
 def test_each_table_gets_an_append_of_its_own_where_delta_has_no_such_classes(
-    spark: SparkSession, empty: Warehouse, monkeypatch: pytest.MonkeyPatch
+    empty: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
     assert empty._staging() is None
-    empty.append_to_topics(rows_of(spark, TOPICS), TOPICS, MARKER)
+    fill(empty)
     assert empty.read(topic_table("t4")).count() == 20
 
 
@@ -554,8 +555,7 @@ def read_by_delta(warehouse: Warehouse, name: TableName) -> list[str]:
 
 def adds(warehouse: Warehouse, name: str) -> list[dict[str, Any]]:
     """What the newest commit says of its files."""
-    newest = sorted(Path(warehouse.locate(name), "_delta_log").glob("*.json"))[-1]
-    lines = map(json.loads, newest.read_text().splitlines())
+    lines = newest_commit(warehouse.locate(name))
     return [{**add, "stats": json.loads(add["stats"])} for line in lines if (add := line.get("add"))]
 
 
@@ -672,11 +672,7 @@ def _set(*properties: str) -> Callable[[Warehouse, str], None]:
 
 OWNED = {
     "a constraint": altered("ADD CONSTRAINT early CHECK (source_offset < 9 OR true)"),
-    "a default": altered(
-        "ADD COLUMNS (more INT)",
-        "SET TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
-        "ALTER COLUMN more SET DEFAULT 7",
-    ),
+    "a default": altered(*DEFAULT),
     "mapped columns": _set("'delta.columnMapping.mode' = 'name'"),
     "deletion vectors": _set("'delta.enableDeletionVectors' = 'true'"),
     "a change feed": _set("'delta.enableChangeDataFeed' = 'true'"),
