@@ -66,7 +66,7 @@ def fill(warehouse: Warehouse, given: argparse.Namespace) -> int:
             newest ones, to a multiple of `QUEUES`.
     """
     warehouse.create()
-    batches = given.decided // (_BATCH * QUEUES)
+    batches: int = given.decided // (_BATCH * QUEUES)
     ended, every = batches * _BATCH, batches * _BATCH + given.open // QUEUES
     begun = F.lit(time.time_ns() // 1_000_000 - given.hours_ago * 3_600_000 - every * _MS_APART)
     halves = _half(_places(warehouse, every, given.file_rows), begun)
