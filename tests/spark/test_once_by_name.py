@@ -131,7 +131,9 @@ def test_a_key_tells_which_of_its_messages_are_not_shown(history: History) -> No
     def told(keys: str) -> set[tuple[str, str]]:
         with opened(str(history.lake.warehouse)) as tables:
             rows = find(tables, f"{history.lake.root}/no-receipts", keys).to_pylist()
-        return {(row["what"], row["detail"].partition("not shown, ")[2]) for row in rows if row["topic"] == "orders"}
+        return {
+            (row["what"], str(row["detail"]).partition("not shown, ")[2]) for row in rows if row["topic"] == "orders"
+        }
 
     assert ("transaction", f"duplicate of messages-{history.normal}") in told("A")
     assert ("delayed", f"duplicate of messages-{history.late}") in told("D")
