@@ -65,8 +65,10 @@ def questions_of_spark(warehouse: Path) -> dict[str, tuple[str, ...]]:
 
 
 def some(warehouse: Path) -> dict[str, str]:
-    """Ids and key of one half message."""
-    sql = f"SELECT * FROM read_parquet('{warehouse}/half/*/*.parquet') WHERE queue_offset = 1234567 LIMIT 1"
+    """Ids and key of a half message in the middle of the history, which was committed."""
+    half = f"read_parquet('{warehouse}/half/*/*.parquet')"
+    committed = "queue = 0 AND queue_offset % 9 != 0"
+    sql = f"FROM {half} WHERE {committed} AND queue_offset >= (SELECT max(queue_offset) // 2 FROM {half}) LIMIT 1"
     with duckdb.connect() as db:
         row: dict[str, str] = db.sql(sql).to_arrow_table().to_pylist()[0]
     return row

@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--decided", type=int, default=0, help="transactions with an end")
     parser.add_argument("--open", type=int, default=0, help="transactions without an end")
     parser.add_argument("--waiting", type=int, default=0, help="delayed messages that are due in a month")
+    parser.add_argument("--file-rows", type=int, default=_TASK, help="rows of a file")
+    parser.add_argument("--topics", type=int, default=1, help="topics that have all committed rows each")
+    parser.add_argument("--hours-ago", type=int, default=0, help="when the newest transaction came")
     given = parser.parse_args()
     spark = session.build(app_name="bench-synthetic")
     session.apply_settings(spark, more=session.MAINTENANCE_SETTINGS)
@@ -45,36 +48,37 @@ def main() -> None:
     if given.waiting:
         offsets = fill_delayed(warehouse, given.waiting)
     else:
-        offsets = fill(warehouse, given.decided, given.open)
+        offsets = fill(warehouse, given)
         session.apply_settings(spark, more=session.HISTORY_SETTINGS)  # as maintenance does
         save_snapshot(warehouse)
     spark.stop()
     print(json.dumps({"offsets": offsets}), flush=True)
 
 
-def fill(warehouse: Warehouse, decided: int, open_: int) -> int:
-    """Fills an empty warehouse with `decided` transactions that ended and `open_` that did not, as one history.
+def fill(warehouse: Warehouse, given: argparse.Namespace) -> int:
+    """Fills an empty warehouse with transactions that ended and some that did not, as one history.
 
     Returns the next offset of each queue.
 
     Args:
         warehouse: without rows; its tables are created here.
-        decided: how many have an end; rounded down to whole batches, so to a multiple of 1 000.
-        open_: how many have none, the newest; rounded down to a multiple of `QUEUES`.
+        given: the command line. `decided` is rounded down to whole batches, so to a multiple of 1 000, and `open`, the
+            newest ones, to a multiple of `QUEUES`.
     """
     warehouse.create()
-    warehouse.ensure_topic(TOPIC)
-    batches = decided // (_BATCH * QUEUES)
-    ended, every = batches * _BATCH, batches * _BATCH + open_ // QUEUES
-    begun = F.lit(time.time_ns() // 1_000_000 - every * _MS_APART)
-    halves = _half(_places(warehouse, every), begun)
-    done = _half(_places(warehouse, ended), begun).withColumns(_end(begun))
+    batches: int = given.decided // (_BATCH * QUEUES)
+    ended, every = batches * _BATCH, batches * _BATCH + given.open // QUEUES
+    begun = F.lit(time.time_ns() // 1_000_000 - given.hours_ago * 3_600_000 - every * _MS_APART)
+    halves = _half(_places(warehouse, every, given.file_rows), begun)
+    done = _half(_places(warehouse, ended, given.file_rows), begun).withColumns(_end(begun))
     committed = done.where("state = 'COMMITTED'")
     warehouse.append(halves, "half")
     warehouse.append(_op(done), "op")
     _land(warehouse, every)
     warehouse.append(done.withColumn("half_offset", F.col("queue_offset")), "transactions")
-    warehouse.append(_visible(committed), topic_table(TOPIC))
+    for topic in [TOPIC, *(f"{TOPIC}{number}" for number in range(1, given.topics))]:
+        warehouse.ensure_topic(topic)
+        warehouse.append(_visible(committed), topic_table(topic))
     numbers = warehouse.spark.range(0, batches, 1, 1).select(F.col("id").alias("batch_id"))
     done_at = {"completed_at": _batch_time(begun), "landing_id": F.lit(1)}
     warehouse.append(numbers.withColumns(done_at), "batches")
@@ -113,9 +117,9 @@ def _land(warehouse: Warehouse, offsets: int) -> None:
     positions.append(warehouse, LandingPosition(1, ends))
 
 
-def _places(warehouse: Warehouse, offsets: int) -> DataFrame:
+def _places(warehouse: Warehouse, offsets: int, file_rows: int = _TASK) -> DataFrame:
     """The first `offsets` places of each queue; neighbours are in one task, so nothing is shuffled."""
-    numbers = warehouse.spark.range(0, QUEUES * offsets, 1, max(QUEUES, QUEUES * offsets // _TASK))
+    numbers = warehouse.spark.range(0, QUEUES * offsets, 1, max(QUEUES, QUEUES * offsets // file_rows))
     return numbers.select(
         F.expr(f"CAST(id DIV {max(offsets, 1)} AS INT)").alias("queue"),
         (F.col("id") % max(offsets, 1)).alias("queue_offset"),

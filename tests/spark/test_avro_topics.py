@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.avro import ADDRESS, DECIMAL, FIELDS, VALUE, body, long, record, text
+from tests.support.avro import ADDRESS, DECIMAL, FIELDS, VALUE, array, body, long, record, text
 from tests.support.lake import Lake
 from tests.support.typed_rows import appended, prepared, values
 
@@ -57,6 +59,54 @@ def test_a_length_that_no_body_has_makes_no_room_for_it(tables: Callable[[str], 
     made = [b"", *(b"\0" * before for before in range(1, 4))]
     found = values(appended(tables(schema), [before + long(length) + b"abc" for before in made]))
     assert found == [(None, "UNFIT")] * 4
+
+
+LARGE = {**DECIMAL, "precision": 38}
+FIXED = {"type": "fixed", "name": "Cents", "size": 12, "logicalType": "decimal", "precision": 10, "scale": 2}
+DECIMALS = record(("m", DECIMAL), ("l", ["null", LARGE]), ("f", FIXED), ("a", {"type": "array", "items": LARGE}))
+CENTS = 1250
+
+
+def decimals(m: bytes = b"\x7f", large: bytes = b"\x01", fixed: int = CENTS, *items: bytes) -> bytes:
+    """A body of `DECIMALS`."""
+    given = [raw(m), long(1), raw(large), fixed.to_bytes(12, "big", signed=True), array([raw(each) for each in items])]
+    return b"".join(given)
+
+
+def raw(content: bytes) -> bytes:
+    return long(len(content)) + content
+
+
+def signed(number: int, size: int = 9) -> bytes:
+    return number.to_bytes(size, "big", signed=True)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_decimal_of_any_size_is_right_or_does_not_fit(tables: Callable[[str], Warehouse], few: bool) -> None:
+    """Spark would take the last eight bytes for a few digits, and write out megabytes for minutes."""
+    fits = {
+        decimals(signed(CENTS)): "12.50",
+        decimals(signed(-CENTS)): "-12.50",
+        decimals(signed(-CENTS, 900)): "-12.50",
+        decimals(signed(-CENTS, 2), signed(10**38 - 1, 17), -CENTS, signed(1), signed(-1, 100)): "-12.50",
+        decimals(signed(10**10 - 1)): "99999999.99",
+    }
+    wrong = [1 << 63, (1 << 64) + CENTS, -(1 << 63) - 1, -(1 << 64) + CENTS, 10**10]
+    unfit = [
+        *(decimals(signed(number)) for number in wrong),
+        *(decimals(fixed=number) for number in wrong),
+        *(decimals(large=signed(10**38, 17)), decimals(large=b"\x7f" * (8 << 20)), decimals(b"\x7f" * (8 << 20))),
+        decimals(b"\1", b"\1", CENTS, b"\1", b"\x7f" * (8 << 20)),
+        decimals(large=b"\x7f" * (8 << 20))[:-1],
+    ]
+    begun = time.monotonic()
+    found = values(appended(tables(DECIMALS), [*fits, *unfit], few=few))
+    assert [(str(value["m"]), error) for value, error in found[: len(fits)] if value] == [
+        (text, None) for text in fits.values()
+    ]
+    assert found[len(fits) :] == [(None, "UNFIT")] * len(unfit)
+    assert found[3][0]["a"] == [Decimal("0.01"), Decimal("-0.01")]
+    assert time.monotonic() - begun < 60
 
 
 def test_fields_that_all_are_null_are_a_value(tables: Callable[[str], Warehouse]) -> None:

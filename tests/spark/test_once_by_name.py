@@ -12,6 +12,7 @@ from tests.support.lake import Lake, Record, newest
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol import message_batch, wire
 from commitlake.protocol.encoding import Position
+from commitlake.reading.questions.find import find
 from commitlake.reading.questions.tables import opened
 from commitlake.reading.questions.transactions import history as transaction_history
 from commitlake.tools.audit.audit import audit
@@ -124,6 +125,18 @@ def test_the_audit_counts_duplicates_and_the_history_tells_them(history: History
     assert told is not None and told["half_messages"][0]["visible"] is False
     text = f"not shown, duplicate of messages-{history.normal}"
     assert any(text in event["detail"] for event in told["events"])
+
+
+def test_a_key_tells_which_of_its_messages_are_not_shown(history: History) -> None:
+    def told(keys: str) -> set[tuple[str, str]]:
+        with opened(str(history.lake.warehouse)) as tables:
+            rows = find(tables, f"{history.lake.root}/no-receipts", keys).to_pylist()
+        return {
+            (row["what"], str(row["detail"]).partition("not shown, ")[2]) for row in rows if row["topic"] == "orders"
+        }
+
+    assert ("transaction", f"duplicate of messages-{history.normal}") in told("A")
+    assert ("delayed", f"duplicate of messages-{history.late}") in told("D")
 
 
 def test_a_batch_is_refused_whole(history: History) -> None:

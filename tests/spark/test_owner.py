@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
@@ -23,12 +26,11 @@ from commitlake.reading.questions.tables import opened
 from commitlake.tools.audit.audit import audit
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from commitlake.kafka.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "own-topic-tables.md"
 SETTINGS: dict[str, Any] = {
     "topics.schemas": {"orders": {"format": "json", "schema": "id INT"}},
     "topics.to_kafka": {"orders": "out-owner"},
@@ -175,6 +177,9 @@ def test_a_message_that_breaks_a_constraint_holds_up_all_until_that_goes(
 
 def test_all_goes_on_after_a_restart_and_from_another_disk(owned: Owned, tmp_path: Path) -> None:
     owned.stop()
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(snippet.replace("`/path/to/warehouse/", f"`{owned.lake.warehouse}/"), {})
+    assert DeltaTable(owned.place).history(1)[0]["operation"] == "OPTIMIZE"
     moved = owned.place.rename(tmp_path / "moved")
     with pytest.raises(WarehouseError, match=f"there is no table at {owned.place}.*bring it back"):
         owned.start()

@@ -231,7 +231,7 @@ def test_old_snapshots_are_forgotten_with_their_metadata(lake: AsIceberg, monkey
     compact(lake.warehouse, "orders")
     lake.run()
     folder = lake.warehouse / "topics" / "orders" / "_iceberg"
-    lists = len([*folder.glob("snap-*.avro")])
+    lists = len([*folder.glob("*/snap-*.avro")])
     assert lists == len(lake.table().snapshots()) == 4
     monkeypatch.setattr(iceberg, "now_ms", lambda: int(time.time() * 1_000) + 86_400_000 - 60_000)
     append(lake, 70)
@@ -242,12 +242,70 @@ def test_old_snapshots_are_forgotten_with_their_metadata(lake: AsIceberg, monkey
     newest = lake.table().current_snapshot()
     assert newest is not None
     assert [each.snapshot_id for each in lake.table().snapshots()] == [tagged.snapshot_id, newest.snapshot_id]
-    assert len([*folder.glob("snap-*.avro")]) == 2
+    assert len([*folder.glob("*/snap-*.avro")]) == 2
     assert same(lake)
     assert len([*lake.table().scan(snapshot_id=tagged.snapshot_id).plan_files()]) > 0
     metadata = lake.table().metadata_location
     lake.run()
     assert lake.table().metadata_location == metadata
+
+
+def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    monkeypatch.setattr(iceberg, "now_ms", lambda: int(time.time() * 1_000) + days * 86_400_000)
+
+
+def metadata(lake: AsIceberg) -> tuple[set[str], set[str]]:
+    """Names of all files of metadata, and of those that the table needs."""
+    table = lake.table()
+    needed = [table.metadata_location, *(each.metadata_file for each in table.metadata.metadata_log)]
+    for each in table.snapshots():
+        needed += [each.manifest_list, *(one.manifest_path for one in each.manifests(table.io))]
+    there = (lake.warehouse / "topics" / "orders" / "_iceberg").rglob("*")
+    return {path.name for path in there if path.is_file()}, {path.rpartition("/")[2] for path in needed}
+
+
+def test_metadata_of_a_run_that_was_killed_go_after_a_day(lake: AsIceberg, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.run()
+    append(lake, 20)
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(SqlCatalog, "commit_table", killed)
+        CliRunner().invoke(app, ["iceberg", f"--catalog={lake.uri}", f"--set=warehouse={lake.warehouse}"])
+    there, needed = metadata(lake)
+    left = there - needed
+    assert left
+    lake.run()
+    in_days(monkeypatch, 1)
+    lake.run()
+    assert left < metadata(lake)[0], "a run beside this one may need them"
+    in_days(monkeypatch, 3)
+    append(lake, 30)
+    lake.run()
+    there, needed = metadata(lake)
+    assert there == needed
+    assert same(lake)
+
+
+def killed(*_: object) -> None:
+    raise Killed
+
+
+def test_a_table_of_another_catalog_keeps_its_metadata(
+    lake: AsIceberg, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = AsIceberg(lake.warehouse, tmp_path / "other")
+    for each in (lake, other):
+        append(lake, 20)
+        each.run()
+    in_days(monkeypatch, 3)
+    append(lake, 30)
+    lake.run()
+    in_days(monkeypatch, 6)
+    append(lake, 40)
+    lake.run()
+    assert len(lake.table().snapshots()) == 1
+    other.run()
+    assert same(other)
 
 
 def test_a_table_of_another_warehouse_is_left_alone(lake: AsIceberg, tmp_path: Path) -> None:

@@ -314,9 +314,14 @@ class Snapshot:
 
     def log_length(self) -> int:
         """Number of files in its log."""
+        return len(self.names("_delta_log"))
+
+    def names(self, folder: str) -> list[tuple[str, int]]:
+        """Names of the files in a folder of its directory, each with the time when it was written, ms since epoch."""
         from pyarrow import fs
 
-        return len(filesystem(self.place, self._options).get_file_info(fs.FileSelector("_delta_log")))
+        found = filesystem(self.place, self._options).get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        return [(each.base_name, each.mtime_ns // 1_000_000) for each in found if each.type == fs.FileType.File]
 
     def dataset(self, files: pa.Table | None = None) -> pads.Dataset:
         """Rows of some of the files.

@@ -3,18 +3,74 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from contextlib import suppress
 from functools import cache
-from http.client import HTTPException
-from typing import Any
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from io import BufferedReader, RawIOBase
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Request, build_opener
 
 from commitlake.config.terminal import printable
 from commitlake.errors import AnswerError
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 _MOST_BYTES, _MOST_SHOWN = 16 << 20, 200
 """Of an answer, and of one that is an error."""
+
+
+class _InTime(RawIOBase):
+    """What comes from a socket, until the socket's time-out from now on is over: by itself it is one of each part."""
+
+    def __init__(self, source: RawIOBase, connected: socket.socket) -> None:
+        self._source, self._socket = source, connected
+        self._until_s = time.monotonic() + (connected.gettimeout() or 0.0)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        """Waits no longer than what is left."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            msg = "timed out"
+            raise TimeoutError(msg)
+        self._socket.settimeout(left_s)
+        return self._source.readinto(buffer)
+
+    def close(self) -> None:
+        """Closes the source, too."""
+        self._source.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp = BufferedReader(_InTime(self.fp.detach(), sock))
+
+
+class _Plain(HTTPConnection):
+    response_class = _Response
+
+
+class _Secure(HTTPSConnection):
+    response_class = _Response
+
+
+class _PlainHandler(HTTPHandler):
+    def http_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_Plain, req)
+
+
+class _SecureHandler(HTTPSHandler):
+    def https_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_Secure, req)
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -26,7 +82,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 @cache
 def _opener() -> OpenerDirector:
-    return build_opener(_NoRedirect)
+    return build_opener(_NoRedirect, _PlainHandler, _SecureHandler)
 
 
 def asked(url: str, timeout_s: float, authorization: str = "", body: object = None) -> dict[str, Any]:
@@ -34,7 +90,7 @@ def asked(url: str, timeout_s: float, authorization: str = "", body: object = No
 
     Args:
         url: with the path.
-        timeout_s: how long it may take to connect, and each part of the answer to come.
+        timeout_s: how long it may take to connect, and then the whole answer to come.
         authorization: the header, which no error shows; empty for none.
         body: is posted, as JSON; None: the question is a GET.
 

@@ -2,6 +2,8 @@
 
 `from_avro` reads a body that is cut short as a struct of nulls, like one whose fields all are null. Bytes behind a body
 are ignored. So a mark is put behind each body, and read as one more field: only of a body that fits it is what it was.
+Of a decimal of few digits `from_avro` takes the last eight bytes, and a huge one it writes out for minutes. So bodies are
+parsed with bytes in place of decimals first.
 
 In a topic with a registry a body begins with the id of the schema that it was written with: a zero, and four bytes.
 """
@@ -18,8 +20,9 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.avro.functions import from_avro
-from pyspark.sql.types import BinaryType, DataType, StructField, StructType
+from pyspark.sql.types import BinaryType, DataType, DecimalType, StructField, StructType
 
+from commitlake.tables.columns import any_sql
 from commitlake.tables.schema_registry import SchemaRegistry
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,10 @@ _ID = (
 _MOST_IDS = 256
 """Ids of one append whose schemas are taken: known ones, then the most frequent of others; bodies may have any."""
 _OPTIONS = {"mode": "PERMISSIVE", "datetimeRebaseMode": "CORRECTED"}
+_MOST_BYTES, _LONG_DIGITS = 1_000, 18
+"""Bytes of a decimal, of which sixteen are enough; and digits of one that Spark takes for a number of 64 bits."""
+_EIGHT_BYTES = "^(0*([0-7][0-9A-F]{{15}}|[0-9A-F]{{0,15}})|F*[89A-F][0-9A-F]{{15}})$"
+"""In hexadecimal, a number of 64 bits with a sign, however many bytes repeat that."""
 
 
 class Avro(NamedTuple):
@@ -130,12 +137,45 @@ def _units(kind: Any, named: dict[str, Any], path: str = "value") -> Iterator[tu
 def parsed(avro: Avro, kind: StructType) -> Column:
     """The body, parsed to a type; it has the field `END` too."""
     if avro.registry is None:
-        return from_avro(F.expr(_MARKED.format("body")), avro.schema, _OPTIONS)
-    body, options = F.expr(_MARKED.format("substring(body, 6)")), {**_OPTIONS, "avroSchema": avro.schema}
+        return _parsed("body", kind, avro.schema)
     found = F.when(F.lit(False), F.lit(None).cast(StructType([*kind, StructField(END, BinaryType())])))
     for number, writer in avro.writers.items():
-        found = found.when(F.expr(_ID) == number, from_avro(body, writer, options))
+        found = found.when(F.expr(_ID) == number, _parsed("substring(body, 6)", kind, writer, avro.schema))
     return found
+
+
+def _parsed(body: str, kind: StructType, *schemas: str) -> Column:
+    """A body, given as SQL, parsed by its writer's schema, to the topic's; null where a decimal is too large."""
+    marked, too_large = _MARKED.format(body), any_sql("it", kind, _too_large)
+    found = from_avro(F.expr(marked), schemas[0], _options(*schemas))
+    if not too_large:
+        return found
+    as_bytes = [json.dumps(json.loads(each, object_hook=_no_decimal)) for each in schemas]
+    options = ", ".join(_literal(text) for option in _options(*as_bytes).items() for text in option)
+    whole = f"from_avro({marked}, {_literal(as_bytes[0])}, map({options}))"
+    fits = f"exists(array({whole}), it -> it.{END} IS NOT NULL AND NOT coalesce({too_large}, false))"
+    return F.when(F.expr(fits), found)
+
+
+def _options(writer: str, reader: str = "") -> dict[str, str]:
+    return {**_OPTIONS, "avroSchema": reader or writer}
+
+
+def _literal(text: str) -> str:
+    """A text in SQL."""
+    return "'{}'".format(text.replace("\\", "\\\\").replace("'", "\\'"))
+
+
+def _no_decimal(kind: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in kind.items() if (name, each) != ("logicalType", "decimal")}
+
+
+def _too_large(kind: DataType) -> str | None:
+    """Whether bytes are too large a decimal: on a million Spark works for seconds, and some it cuts to eight."""
+    if not isinstance(kind, DecimalType):
+        return None
+    cut = f" OR NOT hex({{0}}) RLIKE '{_EIGHT_BYTES}'" if kind.precision <= _LONG_DIGITS else ""
+    return f"octet_length({{0}}) > {_MOST_BYTES}{cut}"
 
 
 def faults(parsed: str, avro: Avro, wrong: str) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from itertools import compress
 from typing import Any, NamedTuple
 from urllib.parse import unquote
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +30,7 @@ from commitlake.config import Config
 from commitlake.config.locations import is_local
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import as_datetime, now_ms
-from commitlake.protocol.durations import DAY_MS
+from commitlake.protocol.durations import DAY_MS, HOUR_MS
 from commitlake.reading.catalog import location
 from commitlake.reading.table import Snapshot
 
@@ -72,7 +73,7 @@ def follow(conf: Config, catalog: Catalog, namespace: str, topic: str) -> Follow
         msg = f"the Iceberg table {'.'.join(name)} is of {table.location()}, not of {place}; give another --namespace"
         raise WarehouseError(msg)
     added, removed = _commit(table, delta, place)
-    _expire(table, min(DAY_MS, conf.maintenance.topic_file_retention_ms // 2))
+    _expire(table, delta, place, min(DAY_MS, conf.maintenance.topic_file_retention_ms // 2))
     return Followed(delta.delta.version(), added, removed)
 
 
@@ -96,7 +97,7 @@ def _loaded(catalog: Catalog, name: tuple[str, str]) -> Table | None:
 
 def _created(catalog: Catalog, name: tuple[str, str], place: str, schema: pa.Schema) -> Table:
     properties = {
-        TableProperties.WRITE_METADATA_PATH: f"{place}/{_FOLDER}",
+        TableProperties.WRITE_METADATA_PATH: f"{place}/{_FOLDER}/{uuid4()}",  # another catalog's table has its own
         "gc.enabled": "false",  # Iceberg's own clean-up would delete files of Delta
         TableProperties.COMMIT_NUM_RETRIES: "0",  # a repeated append would add its files twice
         TableProperties.MANIFEST_MERGE_ENABLED: "true",
@@ -180,22 +181,35 @@ def _bounds(
     }
 
 
-def _expire(table: Table, age_ms: int) -> None:
-    """Forget snapshots of an age, and delete what only they need, long before VACUUM deletes files that they name.
+def _expire(table: Table, delta: Snapshot, place: str, age_ms: int) -> None:
+    """Forget snapshots of an age, long before VACUUM deletes files that they name, and delete their metadata.
 
     Not at each run, which would be as many commits again.
     """
-    before, limit_ms = table.snapshots(), now_ms() - age_ms
+    limit_ms = now_ms() - age_ms
     named = {ref.snapshot_id for ref in table.refs().values()}  # the current one, and those with a tag
-    if all(each.snapshot_id in named or each.timestamp_ms >= limit_ms - age_ms // 24 for each in before):
+    if all(each.snapshot_id in named or each.timestamp_ms >= limit_ms - age_ms // 24 for each in table.snapshots()):
         return
     table.maintenance.expire_snapshots().older_than(as_datetime(limit_ms)).commit()
-    left = {each.snapshot_id for each in table.snapshots()}
-    gone = [each for each in before if each.snapshot_id not in left]
-    kept = sorted((each for each in before if each.snapshot_id in left), key=lambda each: each.timestamp_ms)
+    _delete_unnamed(table, delta, place)
+
+
+def _delete_unnamed(table: Table, delta: Snapshot, place: str) -> None:
+    """Delete old metadata that the table does not name: of forgotten snapshots, and of runs that were killed.
+
+    A run beside this one has young metadata, or loses: its snapshot is not based on the one that this run has reached.
+    """
+    folder = table.properties.get(TableProperties.WRITE_METADATA_PATH, "").removeprefix(f"{place}/")
+    if not folder.startswith(f"{_FOLDER}/"):
+        return  # one that other tables have too
+    before_ms, kept = now_ms() - DAY_MS, sorted(table.snapshots(), key=lambda each: each.timestamp_ms)
     # A file that a later snapshot does not have, none after it has.
-    near = kept[: 1 + sum(each.timestamp_ms < limit_ms for each in kept)]
-    used, old = ({one.manifest_path for each in some for one in each.manifests(table.io)} for some in (near, gone))
-    for path in (old - used) | {each.manifest_list for each in gone}:
-        with suppress(OSError):  # it is gone, or stays for nobody
-            table.io.delete(path)
+    near = kept[: 1 + sum(each.timestamp_ms < before_ms for each in kept)]
+    named = {table.metadata_location, *(each.metadata_file for each in table.metadata.metadata_log)}
+    named |= {each.manifest_list for each in kept}
+    named |= {one.manifest_path for each in near for one in each.manifests(table.io)}
+    names = {path.rpartition("/")[2] for path in named}
+    for name, written_ms in delta.names(folder):
+        if name not in names and written_ms < before_ms - HOUR_MS:  # an hour for clocks that differ
+            with suppress(OSError):  # it is gone, or stays for nobody
+                table.io.delete(f"{place}/{folder}/{name}")

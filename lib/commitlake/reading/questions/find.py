@@ -15,19 +15,22 @@ COLUMNS = ("at", "what", "state", "topic", "message_id", "transaction_id", "plac
 _IS = f"(keys = $keys OR (contains(keys, ' ') AND {HAS_KEY}))"
 """Whether a row has the key; the first part lets Bloom filters skip files."""
 _HALVES = f"SELECT * FROM half WHERE {_IS}"
-_OF_HALVES = """
+_TWICE = "'not shown, duplicate of '"
+_OF_HALVES = f"""
 SELECT k.stored_at AS "at", 'transaction' AS what, coalesce(e.state, 'PENDING') AS state, k.topic, k.message_id,
        k.transaction_id, 'half-' || k.queue || '-' || k.queue_offset AS place,
-       concat_ws(', ', 'group ' || k.producer_group, 'reason ' || e.reason) AS detail
+       concat_ws(', ', 'group ' || k.producer_group, 'reason ' || e.reason, {_TWICE} || t.duplicate_of) AS detail
 FROM keyed k LEFT JOIN ended e ON e.queue = k.queue AND e.queue_offset = k.queue_offset
+LEFT JOIN (SELECT queue, half_offset, round, duplicate_of FROM transactions WHERE duplicate_of IS NOT NULL) t
+  ON t.queue = e.queue AND t.half_offset = e.queue_offset AND t.round = e.round
 UNION ALL SELECT d.resolved_at, 'delivery', d.state, d.topic, d.message_id, k.transaction_id,
-       'half-' || d.queue || '-' || d.queue_offset, 'duplicate of ' || d.duplicate_of
+       'half-' || d.queue || '-' || d.queue_offset, {_TWICE} || d.duplicate_of
 FROM deliveries d JOIN keyed k ON d.source = 'half' AND d.queue = k.queue AND d.queue_offset = k.queue_offset
 """
 _DELAYED = f"""
 SELECT m.stored_at AS "at", 'delayed' AS what, coalesce(d.state, 'WAITING') AS state, m.topic, m.message_id,
        NULL::VARCHAR AS transaction_id, 'messages-' || m.queue || '-' || m.queue_offset AS place,
-       'due ' || {iso("m.deliver_at")} AS detail
+       concat_ws(', ', 'due ' || {iso("m.deliver_at")}, {_TWICE} || d.duplicate_of) AS detail
 FROM (SELECT * FROM delayed WHERE {_IS}) m LEFT JOIN deliveries d
   ON d.source = 'messages' AND d.queue = m.queue AND d.queue_offset = m.queue_offset
 """
