@@ -24,7 +24,7 @@ from commitlake.config import from_mapping
 from commitlake.errors import SetupError
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.clock import now_ms
-from commitlake.spark import jvm
+from commitlake.spark import cluster, jvm
 from commitlake.tools import readiness
 from commitlake.tools.findings import Diagnosis
 
@@ -177,3 +177,24 @@ def test_rights_that_unity_catalog_does_not_list_are_named(
     spark.sql("INSERT INTO information_schema.schema_privileges VALUES ('ready', current_user(), 'CREATE_TABLE')")
     spark.sql("INSERT INTO information_schema.volumes VALUES ('ready', 'scratch', current_user())")
     assert wrong(spark, settings) == {}
+
+
+@pytest.mark.parametrize(
+    ("place", "default", "found"),
+    [
+        ("/lake", "file:///", "/lake"),
+        ("/lake", "hdfs://node:8020", "hdfs://node:8020/lake"),
+        ("hdfs:///lake", "hdfs://node:8020", "hdfs://node:8020/lake"),
+        ("hdfs://other/lake", "hdfs://node:8020", "hdfs://other/lake"),
+        ("file:///lake", "hdfs://node:8020", "file:/lake"),
+        ("schema:main.lake", "hdfs://node:8020", "schema:main.lake"),
+    ],
+)
+def test_a_place_is_named_as_spark_resolves_it(spark: SparkSession, place: str, default: str, found: str) -> None:
+    hadoop = jvm.hadoop(spark)
+    before = hadoop.get("fs.defaultFS")
+    hadoop.set("fs.defaultFS", default)
+    try:
+        assert cluster.resolved(spark, from_mapping({"warehouse": place})).warehouse == found
+    finally:
+        hadoop.set("fs.defaultFS", before)

@@ -373,3 +373,10 @@ def test_views_and_tables_of_other_formats_in_a_catalog_are_no_topics(spark: Spa
         assert tables.found_topics() == {"orders"}
     finally:
         spark.sql("DROP DATABASE with_others CASCADE")
+
+
+def test_tables_are_made_at_a_uri_of_this_machine(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta takes no location that it writes in another way, and it writes `file:/lake`."""
+    given = config.from_mapping({"warehouse": f"file://{tmp_path}/lake"})
+    Warehouse(spark, cluster.resolved(spark, given).warehouse).create()
+    assert deltalake.DeltaTable(f"{tmp_path}/lake/half").version() == 0

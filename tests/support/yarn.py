@@ -63,6 +63,7 @@ class Yarn:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "yarn logs -applicationId" in done.stdout
         (new,) = set(self._apps()) - before
+        assert f"Submitted application {new}" in done.stderr
         return new
 
     def state(self, app: str) -> tuple[str, str]:

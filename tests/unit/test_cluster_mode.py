@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from commitlake.errors import ConfigError, SetupError
 from commitlake.spark import cluster_mode, executors, given, process, submit
+from commitlake.tools.cli.app import app
 
 SCRIPT = Path(__file__)
 
@@ -155,11 +158,26 @@ def test_the_command_needs_nothing_of_this_machine_later(
 
 
 @pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("name", ["spark.pyspark.python", "spark.yarn.appMasterEnv.PYSPARK_PYTHON"])
 def test_beside_a_named_python_no_package_travels(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = launched(monkeypatch, capsys, "--conf spark.pyspark.python=/opt/python")
+    words = launched(monkeypatch, capsys, f"--conf {name}=/opt/python")
+    assert f"{name}=/opt/python" in words
     assert not any("spark.archives" in word or "PYTHONPATH" in word for word in words)
+
+
+@pytest.mark.parametrize(("mode", "is_probed"), [("cluster", False), ("client", True)])
+def test_a_port_is_probed_on_the_drivers_machine_only(
+    mode: str, is_probed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMITLAKE_SPARK_ARGS", f"--deploy-mode {mode}")
+    monkeypatch.setattr(submit, "launch", lambda *_, **__: 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(app, ["run", "--master=yarn", f"--set=metrics.port={port}"])
+    assert ("cannot listen on" in str(done.exception)) == is_probed, done.output
+    assert is_probed or done.exit_code == 0
 
 
 @pytest.mark.usefixtures("place")

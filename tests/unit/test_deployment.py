@@ -147,16 +147,18 @@ def test_each_cluster_of_the_bundle_is_one_machine_that_a_coordinator_can_use(na
     assert [each["job_cluster_key"] for each in JOBS[name]["tasks"]] == [cluster["job_cluster_key"]]
 
 
-def test_the_bundle_maintains_only_where_the_coordinator_does_not() -> None:
+def test_the_bundle_catches_up_and_maintains_only_where_the_coordinator_does_not() -> None:
     pauses = {
         name: BUNDLE["variables"][name]["default"]
         for name, job in JOBS.items()
         if {"continuous", "schedule"} & set(job)
     }
     maintains_itself = ON_DATABRICKS.maintenance.interval_ms > 0
-    assert pauses == {"coordinator": "UNPAUSED", "maintenance": "PAUSED" if maintains_itself else "UNPAUSED"}
+    maintenance = "PAUSED" if maintains_itself else "UNPAUSED"
+    assert pauses == {"coordinator": "UNPAUSED", "catch_up": "PAUSED", "maintenance": maintenance}
     assert JOBS["coordinator"]["continuous"]["pause_status"] == "${var.coordinator}"
-    assert JOBS["maintenance"]["schedule"]["pause_status"] == "${var.maintenance}"
+    for name in ("catch_up", "maintenance"):
+        assert JOBS[name]["schedule"]["pause_status"] == f"${{var.{name}}}"
 
 
 def test_variables_of_the_bundle_are_declared_and_used() -> None:

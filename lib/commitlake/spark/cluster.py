@@ -27,7 +27,8 @@ _OF_AVRO = {"spark-avro": "org.apache.spark.sql.avro.AvroDataToCatalyst"}
 def resolved(spark: SparkSession, config: Config) -> Config:
     """The configuration with its places as Spark resolves them: a plain path is on the file system of `fs.defaultFS`.
 
-    On a cluster `/lake` is rarely a directory of the driver, and a lock there would keep nobody out.
+    On a cluster `/lake` is rarely a directory of the driver, and a lock there would keep nobody out. Delta creates a
+    table only where it is named as Spark resolves it: not at `hdfs:///lake`, nor at `file:///lake`.
     """
     return replace(
         config, warehouse=_resolved(spark, config.warehouse), checkpoints=_resolved(spark, config.checkpoints)
@@ -35,13 +36,14 @@ def resolved(spark: SparkSession, config: Config) -> Config:
 
 
 def _resolved(spark: SparkSession, place: str) -> str:
-    if has_scheme(place):
+    if has_scheme(place) and ":///" not in place:
         return place
     default = java(spark, "org.apache.hadoop.fs.FileSystem").getDefaultUri(hadoop(spark))
-    if default.getScheme() == "file":
+    if not has_scheme(place) and default.getScheme() == "file":
         return place
     path = java(spark, "org.apache.hadoop.fs.Path")(place)
-    return str(path.makeQualified(default, path).toString())
+    is_there = not has_scheme(place) or place.startswith(f"{default.getScheme()}:")
+    return str((path.makeQualified(default, path) if is_there else path).toString())
 
 
 def check(spark: SparkSession, config: Config) -> None:

@@ -21,6 +21,7 @@ from commitlake.errors import ConfigError, SetupError
 from commitlake.spark import executors, process
 
 MODE = "spark.submit.deployMode"
+PYTHON = "spark.yarn.appMasterEnv.PYSPARK_PYTHON"
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _CONFIGURATION = "commitlake.yaml"
 _PLACES = ("warehouse", "checkpoints")
@@ -29,7 +30,7 @@ _STAY_AT_HOME = ("PYTHONPATH", "PYSPARK_DRIVER_PYTHON")
 _TRAVEL = ("COMMITLAKE_LOG", "COMMITLAKE_LOG_FORMAT", "COMMITLAKE_STACK_LINES")
 _FOLLOW = """\
 submitted; the driver runs on the cluster, and READY is in its log:
-  yarn application -list               its id and state
+  yarn application -status ID          its state; the id is above
   yarn logs -applicationId ID          its log, also while it runs
   commitlake stop --conf FILE          a clean stop
 """

@@ -100,6 +100,15 @@ def some_long(spark: SparkSession, number: int) -> Any:
     return scala(spark, "scala.Predef$").wrapLongArray(longs).headOption()
 
 
+def activate(spark: SparkSession) -> None:
+    """Make a session the active one of this thread, as PySpark does where it makes frames.
+
+    Spark loads a catalog by the settings of the active session. A pool's thread has none, and knows spark_catalog only.
+    """
+    own: Any = spark
+    own._get_j_spark_session_class(_of(spark)).setActiveSession(own._jsparkSession)
+
+
 def remember(spark: SparkSession) -> None:
     """Keep the classes that PySpark looks up for nearly every call; at each look-up the JVM searches all jars.
 

@@ -99,8 +99,10 @@ def _own_variables(place: Path, environment: Mapping[str, str]) -> dict[str, str
 def _shipped(place: Path, arguments: Sequence[str], *, is_cluster_mode: bool) -> tuple[dict[str, str], Sequence[str]]:
     """Settings that give the cluster this package, and the others unless a Python is named that has them."""
     zipped = str(_zipped(place))
-    is_python_named = "spark.pyspark.python" in session.chosen() or "PYSPARK_PYTHON" in os.environ
+    chosen = session.chosen()
+    is_python_named = "spark.pyspark.python" in chosen or "PYSPARK_PYTHON" in os.environ
     if is_cluster_mode:
+        is_python_named |= cluster_mode.PYTHON in chosen  # whose executors run the driver's Python
         more, arguments = cluster_mode.settings(place, arguments, is_python_named=is_python_named)
         # By the name that Spark gives them for all machines, the driver on the cluster would look for them here.
         own = {"spark.yarn.dist.pyFiles": zipped, f"spark.yarn.appMasterEnv.{given.VARIABLE}": _tuned()}

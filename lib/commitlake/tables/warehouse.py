@@ -25,6 +25,7 @@ from commitlake.protocol import topic_names
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
+from commitlake.spark import jvm
 from commitlake.spark.files import FileSystem
 from commitlake.spark.frames import arrow_rows, to_arrow, typed
 from commitlake.spark.parallel import run_all
@@ -254,7 +255,10 @@ class Warehouse(TableReader):
         explain_failure(self.locate(name), partial(self._save, writer, name))
 
     def _own(self, df: DataFrame, name: str) -> DataFrame:
-        return self.guard.rows(typed(df, self._layout(name).schema))
+        rows = self.guard.rows(typed(df, self._layout(name).schema))
+        if self._in_catalog:
+            jvm.activate(rows.sparkSession)
+        return rows
 
     def _layout(self, name: str) -> TableLayout:
         table = TableName(name)

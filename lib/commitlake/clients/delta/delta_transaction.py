@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -28,6 +29,14 @@ from commitlake.protocol.durations import Duration, duration_ms
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"\w+(\.\w+){2}")
+
+
+class _Append(NamedTuple):
+    """Rows for a table as it was named, and its place, which is the same for a path."""
+
+    rows: DataFrame
+    table: str
+    place: str
 
 
 @contextmanager
@@ -89,7 +98,7 @@ class DeltaTransaction:
     ) -> None:
         self._spark, self._deadline_ms, self._allowed = spark, deadline_ms, allowed
         self._messages: list[Message] = []
-        self._appends: list[tuple[DataFrame, str]] = []
+        self._appends: list[_Append] = []
         self._places: list[str] = []
         self._halves = producer.begin_transaction(is_answered=True)
         self.transaction_id = marks.new_id()
@@ -112,7 +121,7 @@ class DeltaTransaction:
             ArgumentError: there is no table of that name.
         """
         self._need_open()
-        self._appends.append((rows, _located(self._spark, place)))
+        self._appends.append(_Append(rows, place, _located(self._spark, place)))
 
     def delta_options(self, *places: str) -> dict[str, str]:
         """Options for your own writers, which write to these tables within the `with` block, once each.
@@ -120,15 +129,17 @@ class DeltaTransaction:
         This call sends the half messages, so call it after `send` and `append`. The tables must exist.
         """
         named = [_located(self._spark, place) for place in places]
-        self._prepare([*(place for _, place in self._appends), *named])
+        self._prepare([*(each.place for each in self._appends), *named])
         return dict(self._options)
 
     def commit(self) -> None:
         """Append the rows, and commit the messages."""
         if not self._places:
-            self._prepare([place for _, place in self._appends])
-        for rows, place in self._appends:
-            rows.write.format("delta").mode("append").options(**self._options).save(place)
+            self._prepare([each.place for each in self._appends])
+        for rows, table, place in self._appends:
+            writer = rows.write.format("delta").mode("append").options(**self._options)
+            # Unity Catalog takes no path of a table that it manages.
+            writer.save(place) if table == place else writer.saveAsTable(table)
         self._end(is_over=False)
 
     def give_up(self) -> None:
@@ -159,8 +170,9 @@ class DeltaTransaction:
                 msg = f"delta_transaction: {place} gets rows twice, and Delta would skip the second; unite them"
                 raise ArgumentError(msg)
             _check(self._allowed, place)
-        for rows, place in self._appends:
-            _create(self._spark, rows, place)
+        for rows, table, place in self._appends:
+            if table == place:
+                _create(self._spark, rows, place)
         self._places = named
         for place in self._places:
             marks.mark(place, self.transaction_id)  # raises before anything is sent, if a table can't be read

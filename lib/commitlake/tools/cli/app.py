@@ -167,8 +167,10 @@ def run(
     dry_run: DryRun = False,
 ) -> None:
     """Run the coordinator, until SIGTERM or Ctrl-C."""
+    from commitlake.spark import session  # not needed for `--help`
+
     settings = load(conf, sets)
-    if not dry_run and not process.is_driver():
+    if not dry_run and not process.is_driver() and not session.is_cluster_mode(master, ["run"]):
         preflight.check_coordinator(settings, is_shared=lambda: standby or available_now or _runs(settings))
     with in_driver(context, long_lived=True, avro=settings.topics.has_avro, exit_when_stopped=0):
         from commitlake.tools.cli import commands
