@@ -2,8 +2,8 @@
 
 `from_avro` reads a body that is cut short as a struct of nulls, like one whose fields all are null. Bytes behind a body
 are ignored. So a mark is put behind each body, and read as one more field: only of a body that fits it is what it was.
-Of a decimal of few digits `from_avro` takes the last eight bytes, and a huge one it writes out for minutes. So bodies are
-parsed with bytes in place of decimals first.
+Of a decimal of few digits `from_avro` takes the last eight bytes, and a huge one it writes out for minutes. So bodies
+are parsed with bytes in place of decimals first.
 
 In a topic with a registry a body begins with the id of the schema that it was written with: a zero, and four bytes.
 """
