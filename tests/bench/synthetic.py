@@ -67,7 +67,8 @@ def fill(warehouse: Warehouse, given: argparse.Namespace) -> int:
     """
     warehouse.create()
     batches: int = given.decided // (_BATCH * QUEUES)
-    ended, every = batches * _BATCH, batches * _BATCH + given.open // QUEUES
+    ended = batches * _BATCH
+    every: int = ended + given.open // QUEUES
     begun = F.lit(time.time_ns() // 1_000_000 - given.hours_ago * 3_600_000 - every * _MS_APART)
     halves = _half(_places(warehouse, every, given.file_rows), begun)
     done = _half(_places(warehouse, ended, given.file_rows), begun).withColumns(_end(begun))

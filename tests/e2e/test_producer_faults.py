@@ -126,7 +126,8 @@ def test_whatever_a_listener_raises_in_a_check_is_answered_unknown(kafka: Namesp
 
 def test_a_check_for_which_the_listener_has_no_method_is_answered_unknown(kafka: Namespace) -> None:
     kafka.ask(check())
-    with kafka.producer(SimpleNamespace(execute_local_transaction=lambda message, arg: None)):
+    listener: Any = SimpleNamespace(execute_local_transaction=lambda message, arg: None)
+    with kafka.producer(listener):
         wait_for(lambda: kafka.committed() == 1)
     (op,) = kafka.answers()
     assert (op.decision, op.remark.partition(":")[0]) == ("UNKNOWN", "AttributeError")

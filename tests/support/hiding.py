@@ -10,7 +10,7 @@ from delta.tables import DeltaTable
 from py4j.java_gateway import JavaPackage
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
-from pyspark.sql.streaming import DataStreamReader
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from commitlake.spark import jvm
 

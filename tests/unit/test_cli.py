@@ -390,7 +390,7 @@ def test_a_watched_answer_is_drawn_over_the_last_one_without_an_empty_screen_bet
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, drawn = iter(["a long line\nand another\n", "short\n"]), []
-    monkeypatch.setattr(questions.time, "sleep", lambda _: None)
+    monkeypatch.setattr(questions, "_WATCH_S", 0)
 
     def work() -> int:
         drawn.append(capsys.readouterr().out)
