@@ -121,6 +121,7 @@ def test_what_does_not_fit_says_why(orders: Warehouse, registry: Registry) -> No
         2: '"string"',
         3: '{"type": "record", "name": "x", "fields": [{"name": "a", "type": "of.another.Subject"}]}',
         4: record(("id", "string")),
+        5: record(*FIELDS, ("idle", {"type": "array", "items": "null"})),
     }
     told = {
         b"": "EMPTY",
@@ -133,6 +134,7 @@ def test_what_does_not_fit_says_why(orders: Warehouse, registry: Registry) -> No
         framed(2, text("x")): "UNKNOWN_SCHEMA",
         framed(3, NULL): "UNKNOWN_SCHEMA",
         framed(4, text("x")): "UNFIT",
+        framed(5, body() + long(1 << 62)): "UNKNOWN_SCHEMA",  # Avro would count the items
         framed((1 << 32) - 1, body()): "UNKNOWN_SCHEMA",
     }
     assert values(appended(orders, [*told])) == [(None, reason) for reason in told.values()]

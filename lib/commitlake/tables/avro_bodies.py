@@ -64,13 +64,29 @@ def with_end(schema: str) -> str:
     """A schema of Avro with the field of the mark.
 
     Raises:
-        ValueError: it is no JSON, or not that of a record.
+        ValueError: it is no JSON, or not that of a record, or has a type that takes no byte.
     """
-    found = json.loads(schema)
+    found = json.loads(schema, object_hook=_takes_bytes)
     if not isinstance(found, dict) or found.get("type") != "record" or not isinstance(found.get("fields"), list):
         msg = "it is no record of Avro"
         raise ValueError(msg)
     return json.dumps({**found, "fields": [*found["fields"], _END_FIELD]})
+
+
+def _takes_bytes(kind: dict[str, Any]) -> dict[str, Any]:
+    """Refuses arrays of items without a byte: Avro would count 2^62 of them in a body of ten. They may have a name."""
+    if _is_empty(kind.get("items")) or (kind.get("type") in ("record", "fixed") and _is_empty(kind)):
+        msg = "it has a type that takes no byte, such as an array of null"
+        raise ValueError(msg)
+    return kind
+
+
+def _is_empty(kind: Any) -> bool:
+    if not isinstance(kind, dict):
+        return kind == "null"
+    if kind.get("type") == "record":
+        return all(_is_empty(field["type"]) for field in kind.get("fields", ()))
+    return kind.get("size") == 0 or _is_empty(kind.get("type"))
 
 
 def type_of(spark: SparkSession, schema: str) -> DataType:

@@ -97,7 +97,7 @@ def _loaded(catalog: Catalog, name: tuple[str, str]) -> Table | None:
 
 def _created(catalog: Catalog, name: tuple[str, str], place: str, schema: pa.Schema) -> Table:
     properties = {
-        TableProperties.WRITE_METADATA_PATH: f"{place}/{_FOLDER}/{uuid4()}",  # another catalog's table has its own
+        TableProperties.WRITE_METADATA_PATH: f"{place}/{_FOLDER}/{uuid4()}",  # one made in another catalog has its own
         "gc.enabled": "false",  # Iceberg's own clean-up would delete files of Delta
         TableProperties.COMMIT_NUM_RETRIES: "0",  # a repeated append would add its files twice
         TableProperties.MANIFEST_MERGE_ENABLED: "true",
@@ -204,9 +204,12 @@ def _delete_unnamed(table: Table, delta: Snapshot, place: str) -> None:
         return  # one that other tables have too
     before_ms, kept = now_ms() - DAY_MS, sorted(table.snapshots(), key=lambda each: each.timestamp_ms)
     # A file that a later snapshot does not have, none after it has.
+    refs = {ref.snapshot_id for ref in table.refs().values()}  # they may stand on other lines of history
     near = kept[: 1 + sum(each.timestamp_ms < before_ms for each in kept)]
+    near += [each for each in kept if each.snapshot_id in refs]
     named = {table.metadata_location, *(each.metadata_file for each in table.metadata.metadata_log)}
     named |= {each.manifest_list for each in kept}
+    named |= {each.statistics_path for each in (*table.metadata.statistics, *table.metadata.partition_statistics)}
     named |= {one.manifest_path for each in near for one in each.manifests(table.io)}
     names = {path.rpartition("/")[2] for path in named}
     for name, written_ms in delta.names(folder):
