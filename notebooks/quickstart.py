@@ -9,7 +9,7 @@
 # MAGIC widgets. As a script, `.venv/bin/python notebooks/quickstart.py`, it starts a Kafka broker of its own and writes to a
 # MAGIC temporary directory.
 # MAGIC
-# MAGIC **The coordinator needs a cluster with dedicated access mode.** The other notebooks run anywhere, also serverless.
+# MAGIC **The coordinator needs a cluster with dedicated access mode.** The notebooks reading, ledger and operations run anywhere.
 
 # COMMAND ----------
 

@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from tests.support.hiding import refuse_paths
 from tests.support.killing import ENVIRONMENT, ROOT
 from tests.support.lake import Lake, Row
 from tests.support.polling import WAIT_S, patience, wait_for, wait_until_equal
@@ -76,8 +77,10 @@ def test_rows_and_messages_appear_together(
 
 
 def test_a_table_may_be_named_as_in_its_catalog(
-    spark: SparkSession, lake: Lake, settings: Settings, topic: str, tmp_path: Path
+    spark: SparkSession, lake: Lake, settings: Settings, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And is written by this name: Unity Catalog takes no path of its tables."""
+    refuse_paths(monkeypatch, [f"{tmp_path}/named", f"file:{tmp_path}/named"])
     spark.sql(f"CREATE DATABASE named LOCATION '{tmp_path}/named'")
     try:
         spark.range(0).write.format("delta").saveAsTable("named.orders")

@@ -1,4 +1,7 @@
-"""A coordinator in a session like those of Databricks (`databricks_child`), which is killed, starts again, and ends."""
+"""A coordinator in a session like those of Databricks (`databricks_child`), which is killed, starts again, and ends.
+
+Beside it jobs and notebooks run there.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,28 @@ from tests.support.lake import Lake
 from tests.support.polling import WAIT_S, patience, wait_for, wait_until_equal
 
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.spark import runtime
 
+CATALOG = Path(__file__).parents[1] / "support" / "catalog" / "NamedCatalog.java"
+SHOWN = {
+    "reading": ["orders: 4 rows up to batch", "daily: 1 rows up to batch"],
+    "ledger": ["|COMMITTED", "half message"],
+    "operations": ["all is well"],
+    "quickstart": ["DISCARDED", "Figure"],
+}
+"""Notebooks, and what stands in their output."""
 FALLBACKS = ("Delta's writer appends", "Delta deletes old commits once a day", "Delta prints a line for each table")
 
 
 class Notebook:
     """The process, and what it has printed."""
 
-    def __init__(self, root: Path, log: Path) -> None:
+    def __init__(self, root: Path, log: Path, *runs: str) -> None:
         self._log = log
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.databricks_child", str(root)],
+            [sys.executable, "-m", "tests.support.databricks_child", str(root), *runs],
             stdin=subprocess.PIPE, stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=root, start_new_session=True,
-            env={**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable},
+            env={**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "MPLBACKEND": "Agg"},
         )  # fmt: skip
 
     def line(self, word: str) -> str:
@@ -45,13 +57,18 @@ class Notebook:
     def printed(self) -> str:
         return self._log.read_text()
 
+    def output_of(self, notebook: str) -> str:
+        """What a notebook has printed."""
+        return self.printed().partition(f"NOTEBOOK {notebook}\n")[2].partition("NOTEBOOK ")[0]
+
     def end(self) -> None:
-        self.process.communicate(b"\n", timeout=120)
+        """Lets it do the rest of its work."""
+        self.process.communicate(b"\n", timeout=400 * patience())
 
 
 @contextmanager
-def notebook(root: Path, name: str) -> Iterator[Notebook]:
-    opened = Notebook(root, root / name)
+def notebook(root: Path, name: str, *runs: str) -> Iterator[Notebook]:
+    opened = Notebook(root, root / name, *runs)
     try:
         yield opened
     finally:
@@ -60,10 +77,10 @@ def notebook(root: Path, name: str) -> Iterator[Notebook]:
 
 @pytest.fixture
 def root(broker: EmbeddedBroker, tmp_path: Path) -> Path:
-    """A volume with the configuration, one for checkpoints, and the root of the file system."""
+    """A volume with the configuration, one for checkpoints, the root of the file system, and a catalog's class."""
     volumes = tmp_path / "Volumes" / "main" / "lake"
     conf: dict[str, Any] = {
-        "warehouse": "schema:spark_catalog.lake",
+        "warehouse": "schema:main.lake",
         "checkpoints": str(volumes / "checkpoints"),
         "kafka": {
             "bootstrap_servers": broker.bootstrap_servers,
@@ -72,15 +89,20 @@ def root(broker: EmbeddedBroker, tmp_path: Path) -> Path:
             "options": {"client.id": "secret:commitlake/client"},
         },
         "trigger_interval": "200ms",
+        "catalog": {"location": f"{tmp_path}/dbfs/lake.db"},
+        "receipts": f"{tmp_path}/receipts",
+        "checks": {"nightly": {"table": "delta-log", "places": [f"{tmp_path}/sales.db"]}},
     }
     for place in (volumes / "checkpoints", volumes / "conf", tmp_path / "dbfs"):
         place.mkdir(parents=True)
     (volumes / "conf" / "databricks.yaml").write_text(yaml.safe_dump(conf))
+    jars = [f"{runtime.spark_home()}/jars/*", *runtime.jars(runtime.packages())]
+    subprocess.run(["javac", "-cp", ":".join(jars), "-d", tmp_path / "classes", CATALOG], check=True)
     return tmp_path
 
 
 @pytest.mark.long
-def test_a_coordinator_of_a_metastore_is_killed_and_goes_on_without_deltas_classes(
+def test_a_coordinator_of_a_catalog_is_killed_and_goes_on_without_deltas_classes_and_jobs_and_notebooks_run(
     root: Path, broker: EmbeddedBroker
 ) -> None:
     warehouse = f"{root}/dbfs/lake.db"
@@ -92,14 +114,19 @@ def test_a_coordinator_of_a_metastore_is_killed_and_goes_on_without_deltas_class
             lake.op("ROLLBACK", "r", lake.half("r"))
             wait_until_equal(lambda: shown(warehouse), ["a", "b"], WAIT_S * patience())
             lake.commit("c")
-        with notebook(root, "second") as second:
+        with notebook(root, "second", "all") as second:
             second.line("READY 2")
             scratch = root / "Volumes/main/lake/checkpoints"
             wait_until_equal(lambda: sorted(each.name[0] for each in scratch.glob("*/landing/*-*")), ["2"])
             lake.commit("d")
             wait_until_equal(lambda: shown(warehouse), ["a", "b", "c", "d"], WAIT_S * patience())
             second.end()
+            assert second.line("JOBS") == "JOBS (['0', '1', '2', 'of a transaction'], 3)"
             assert second.line("AUDIT") == "AUDIT []"
+            for name, shown_there in SHOWN.items():
+                printed = second.output_of(name)
+                assert [text for text in shown_there if text not in printed] == [], (name, printed)
+            assert second.process.returncode == 0, second.printed()[-4_000:]
 
 
 def shown(warehouse: str) -> list[str]:

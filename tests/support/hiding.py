@@ -1,13 +1,16 @@
-"""A platform that hides classes of the JVM from Python, as where it has renamed them."""
+"""A platform that hides classes of the JVM from Python, as where it has renamed them, and paths of its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
+from delta.tables import DeltaTable
 from py4j.java_gateway import JavaPackage
-from pyspark.sql import SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
+from pyspark.sql.streaming import DataStreamReader
 
 from commitlake.spark import jvm
 
@@ -30,3 +33,23 @@ def hide(patch: pytest.MonkeyPatch, names: Collection[str]) -> None:
         return _Hiding(real(spark), names)
 
     patch.setattr(jvm, "_of", of)
+
+
+def refuse_paths(patch: pytest.MonkeyPatch, managed: Collection[str]) -> None:
+    """Takes no path below some places, as Unity Catalog takes none of a table that it manages."""
+    for owner, name in (
+        *((DataFrameReader, "load"), (DataFrameWriter, "save"), (DataStreamReader, "load")),
+        *((DeltaTable, "forPath"), (DeltaTable, "isDeltaTable")),
+    ):
+        patch.setattr(owner, name, _refusing(getattr(owner, name), managed))
+
+
+def _refusing(call: Callable[..., Any], managed: Collection[str]) -> Callable[..., Any]:
+    def refusing(*given: Any, **named: Any) -> Any:
+        for each in (*given, *named.values()):
+            if isinstance(each, str) and each.startswith(tuple(managed)):
+                msg = f"[LOCATION_OVERLAP] {each} overlaps with managed storage"
+                raise AnalysisException(msg)
+        return call(*given, **named)
+
+    return refusing
