@@ -6,7 +6,7 @@
 # MAGIC when Spark does a micro-batch again. Nobody writes a listener: checks look into the tables' logs.
 # MAGIC
 # MAGIC As a script, `.venv/bin/python notebooks/delta_tables.py`, it starts a Kafka broker of its own and writes to a temporary
-# MAGIC directory. **The coordinator needs a cluster with dedicated access mode.**
+# MAGIC directory. **The coordinator needs a cluster with dedicated access mode**, and of one machine, whose disk has all tables here.
 
 # COMMAND ----------
 
@@ -14,10 +14,13 @@ import os
 import tempfile
 import time
 
+from deltalake import DeltaTable
+
 import commitlake
 from commitlake import Message, Producer
 
-place = os.environ.get("DELTA_PLACE") or tempfile.mkdtemp(prefix="commitlake-delta-")
+# A plain path would be in Databricks' own file system.
+place = os.environ.get("DELTA_PLACE") or f"file:{tempfile.mkdtemp(prefix='commitlake-delta-')}"
 spark = commitlake.session()
 coordinator = commitlake.start(
     spark,
@@ -92,7 +95,7 @@ with Producer.from_conf(conf, "payments") as producer:
 
 
 def shown(topic: str) -> int:
-    there = os.path.exists(f"{place}/warehouse/topics/{topic}")
+    there = DeltaTable.is_deltatable(f"{place}/warehouse/topics/{topic}")
     return commitlake.read_topic(spark, conf, topic).count() if there else 0
 
 

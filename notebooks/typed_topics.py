@@ -6,7 +6,7 @@
 # MAGIC fit says why.
 # MAGIC
 # MAGIC As a script, `.venv/bin/python notebooks/typed_topics.py`, it starts a Kafka broker of its own and writes to a temporary
-# MAGIC directory. **The coordinator needs a cluster with dedicated access mode.**
+# MAGIC directory. **The coordinator needs a cluster with dedicated access mode**, and of one machine, whose disk has all tables here.
 
 # COMMAND ----------
 
@@ -22,7 +22,8 @@ from pyspark.sql import functions as F
 import commitlake
 from commitlake import Message, Producer
 
-place = os.environ.get("TYPED_PLACE") or tempfile.mkdtemp(prefix="commitlake-typed-")
+# A plain path would be in Databricks' own file system.
+place = os.environ.get("TYPED_PLACE") or f"file:{tempfile.mkdtemp(prefix='commitlake-typed-')}"
 spark = commitlake.session()
 coordinator = commitlake.start(
     spark,
