@@ -27,6 +27,8 @@ SHOWN = {
     "ledger": ["|COMMITTED", "half message"],
     "operations": ["all is well"],
     "quickstart": ["DISCARDED", "Figure"],
+    "delta_tables": ["1 message of it, 20 of the streaming query"],
+    "typed_topics": ["Spark: o-1 ann 20.00, sent 2 times", "DuckDB: o-2 bob 5.50"],
 }
 """Notebooks, and what stands in their output."""
 FALLBACKS = ("Delta's writer appends", "Delta deletes old commits once a day", "Delta prints a line for each table")

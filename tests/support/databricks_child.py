@@ -6,7 +6,7 @@ The session is not CommitLake's: adaptive execution and broadcast joins are on, 
 its own, its tables are in the catalog `main` over a metastore, it takes no path of theirs, and it shows none of Delta's
 classes. `dbutils` has a secret, and a widget with the place of the configuration. It prints what `doctor` says and
 `READY`. When a line has come, and with `all`, it prints `JOBS` with what `databricks_jobs` did, and runs notebooks.
-Then it prints `AUDIT` with the findings, and runs the quickstart, which has a coordinator of its own.
+Then it prints `AUDIT` with the findings, and runs the notebooks that have a coordinator of their own.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ def main(root: Path, *, runs_all: bool) -> None:
             bootstrap_servers=running.config.kafka.bootstrap_servers,
             place=str(root),
         )
+        for name in ("delta_tables", "typed_topics"):
+            databricks_jobs.notebook(name)
     spark.stop()
 
 
