@@ -20,7 +20,6 @@ from commitlake.reading.questions.transactions import Wanted
 from commitlake.tables import TABLES
 from commitlake.tools import doctor
 from commitlake.tools.cli import questions
-from commitlake.tools.demo.comparison import OrderTables
 from commitlake.tools.findings import Diagnosis
 from commitlake.tools.report import figures
 
@@ -104,10 +103,6 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
         assert doctor._late(tables, config).detail == f"{told}; `commitlake stats --since 1h` tells all"
     asked = questions.ask(config, lambda tables: overview.stats(tables, now_ms() - HOUR_MS, now_ms()), 9, as_json=True)
     assert asked == questions.FOUND
-
-
-def test_the_demo_tells_the_time_from_a_commit_until_its_row_could_be_read(warehouse: str) -> None:
-    assert OrderTables(Path(warehouse), "no broker is asked").median_s("orders") == 22.0
 
 
 WEEK_MS, MINUTE_MS = 7 * 86_400_000, 60_000

@@ -90,18 +90,6 @@ class OrderTables:
         )
         return Comparison("half messages", "Kafka", "the tables half and rejected", sent, landed)
 
-    def median_s(self, topic: str) -> float:
-        """Seconds from a producer's COMMIT in Kafka until its row could be read, the median."""
-        sql = f"""
-        SELECT median(epoch_ms(batch.completed_at) - epoch_ms(op.stored_at)) / 1000 FROM {{0}} AS ended
-        JOIN {{1}} AS op ON op.queue = ended.op_queue AND op.op_offset = ended.op_offset AND NOT op.admin
-        JOIN {{2}} AS batch ON batch.batch_id = ended.batch_id
-        WHERE ended.topic = '{topic}' AND ended.state = 'COMMITTED' AND ended.reason = 'DIRECT'
-          AND ended.deliver_at IS NULL AND ended.duplicate_of IS NULL
-        """
-        ((median,),) = self.query(sql, "transactions", "op", "batches") or [(0.0,)]
-        return float(median)
-
     def _texts(self, sql: str, name: str) -> Counter[str]:
         return Counter(text for (text,) in self.query(sql, name))
 

@@ -139,7 +139,6 @@ def _summary(story: Scenario, seconds: float) -> list[str]:
     states = ("COMMITTED", "ROLLED_BACK", "DISCARDED", "PENDING")
     return [
         f"{counts['half']} half messages of {shop.TOTAL} orders, after {seconds:.0f} s:",
-        f"  {story.tables.median_s(TOPIC):.1f} s from a commit to its row, the median, the killed coordinator included",
         *(_line(state.lower().replace("_", " "), counts[state], _reasons(counts, state)) for state in states),
         _line("checks", counts["checks"], "sent"),
         _line("paid orders", len(story.points.worked_on()), "have points; one of them has messages in two topics"),
