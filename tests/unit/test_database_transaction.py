@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from threading import Thread
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import psycopg
@@ -16,7 +15,7 @@ from sqlalchemy import orm
 from tests.support import postgres
 from tests.support.polling import wait_for
 
-from commitlake import DatabaseListener, FailedSendError, Message, RefusedSendError, UncertainSendError
+from commitlake import DatabaseListener, FailedSendError, Message
 from commitlake.errors import ProducerError
 from commitlake.testing import Fault, InMemoryCoordinator
 from commitlake.testing.producer import InMemoryProducer
@@ -66,19 +65,6 @@ def shop(server: postgres.Server) -> Iterator[Shop]:
         yield Shop(server, connection, lake, producer)
         if not connection.closed:
             connection.rollback()
-
-
-def test_messages_become_visible_with_the_rows_of_the_block(shop: Shop) -> None:
-    first, second = Message("orders", "a book"), Message("points", "+2")
-    with shop.begin() as transaction:
-        shop.database.execute(INSERT)
-        transaction.send(first)
-        transaction.send(second)
-        assert shop.ids() == []
-    assert shop.ids() == ["17"]
-    assert shop.end(first) == ("COMMITTED", "DIRECT")
-    assert [message.body for message in shop.lake.messages("points")] == [b"+2"]
-    assert shop.database.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
 def sold_out(_: Any) -> None:
@@ -146,41 +132,6 @@ def test_a_connection_lost_after_its_commit_leaves_the_answer_to_the_database(sh
     assert shop.checked(message) == ("COMMITTED", "CHECK")
 
 
-@pytest.mark.parametrize("fault", [Fault.UNACKNOWLEDGED, Fault.LOST])
-def test_a_send_without_acknowledgement_rolls_both_back(shop: Shop, fault: Fault) -> None:
-    shop.producer.fault = fault
-    message = Message("orders", "a book")
-    with pytest.raises(ProducerError, match="may or may not be in Kafka"), shop.begin() as transaction:
-        shop.database.execute(INSERT)
-        with suppress(UncertainSendError):
-            transaction.send(message)
-    assert shop.ids() == []
-    assert shop.lake.messages("orders") == []
-
-
-@pytest.mark.parametrize("kind", ["connection", "session", "scoped_session"])
-def test_connections_and_sessions_of_sqlalchemy_do(shop: Shop, kind: str) -> None:
-    engine: Any = sqlalchemy.create_engine(shop.server.url().replace("postgresql:", "postgresql+psycopg:"))
-    makers: dict[str, Callable[[], Any]] = {
-        "connection": engine.connect,
-        "session": lambda: orm.Session(engine),
-        "scoped_session": lambda: orm.scoped_session(orm.sessionmaker(engine)),
-    }
-    made = makers[kind]()
-    first, second = Message("orders", "a book"), Message("orders", "a pen")
-    with shop.producer.begin_transaction(database=made) as transaction:
-        made.execute(sqlalchemy.text(INSERT))
-        transaction.send(first)
-    with pytest.raises(sqlalchemy.exc.IntegrityError), shop.producer.begin_transaction(database=made) as transaction:
-        transaction.send(second)
-        made.execute(sqlalchemy.text(INSERT))
-    made.close()
-    assert shop.ids() == ["17"]
-    assert [shop.end(message)[0] for message in (first, second)] == ["COMMITTED", "ROLLED_BACK"]
-    assert engine.pool.checkedout() == 0
-    engine.dispose()
-
-
 class Client:
     """A connection of psycopg, or of SQLAlchemy: a statement, a savepoint of the client's own, a transaction."""
 
@@ -188,7 +139,6 @@ class Client:
         engine = sqlalchemy.create_engine(server.url().replace(":", "+psycopg:", 1), poolclass=sqlalchemy.pool.NullPool)
         makers: dict[str, Callable[[], Any]] = {
             "psycopg": lambda: psycopg.connect(server.url()),
-            "connection": engine.connect,
             "session": lambda: orm.Session(engine),
         }
         self.made = makers[kind]()
@@ -273,7 +223,7 @@ def rolled_back_without_a_send(client: Client, send: Callable[[], object]) -> No
 LOST = "a savepoint of the database in which a message was sent was rolled back"
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "connection", "session"])
+@pytest.mark.parametrize("kind", ["psycopg", "session"])
 @pytest.mark.parametrize(
     ("steps", "rows", "error"),
     [
@@ -301,61 +251,3 @@ def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
     assert shop.ids() == rows
     assert bool(shop.lake.messages("orders")) == (rows == ["17"] and error is None)
     assert shop.lake.pending == []
-
-
-def test_a_send_that_is_refused_in_a_savepoint_ties_nothing_to_it(shop: Shop) -> None:
-    with shop.begin() as transaction:
-        shop.database.execute(INSERT)
-        transaction.send(Message("orders", "a book"))
-        with suppress(RefusedSendError), shop.database.transaction():
-            transaction.send(Message("no topic!", "a pen"))
-    assert (shop.ids(), len(shop.lake.messages("orders"))) == (["17"], 1)
-
-
-def test_properties_to_which_nothing_can_be_added_are_refused(shop: Shop) -> None:
-    message = Message("orders", "a book")
-    message.properties = MappingProxyType({"a": "b"})  # type: ignore[assignment]
-    with pytest.raises(RefusedSendError, match="must be a dict"), shop.begin() as block:
-        shop.database.execute(INSERT)
-        block.send(message)
-    assert (shop.ids(), shop.lake.messages("orders"), shop.lake.pending) == ([], [], [])
-
-
-def test_a_block_of_the_client_around_the_transaction(shop: Shop) -> None:
-    with (
-        pytest.raises(ProducerError, match=r"within a block `with connection.transaction\(\)`"),
-        shop.database.transaction(),
-    ):
-        shop.database.execute(INSERT)
-        shop.begin()
-    assert shop.ids() == []
-    engine = sqlalchemy.create_engine(shop.server.url().replace(":", "+psycopg:", 1))
-    with engine.begin() as connection, shop.producer.begin_transaction(database=connection) as transaction:
-        connection.execute(sqlalchemy.text(INSERT))
-        transaction.send(Message("orders", "a book"))
-    with (  # SQLAlchemy itself refuses to begin within
-        pytest.raises(sqlalchemy.exc.InvalidRequestError),
-        engine.connect() as connection,
-        shop.producer.begin_transaction(database=connection),
-        connection.begin(),
-    ):
-        pass
-    engine.dispose()
-    assert (shop.ids(), len(shop.lake.messages("orders"))) == (["17"], 1)
-
-
-def test_other_connections_are_refused(shop: Shop) -> None:
-    with pytest.raises(ProducerError, match=r"database= is a builtins.str; allowed are a connection of sqlite3"):
-        shop.producer.begin_transaction(database=shop.server.url())
-    shop.database.autocommit = True
-    with pytest.raises(ProducerError, match="autocommit on"):
-        shop.begin()
-
-
-def test_a_block_without_messages_ends_the_database_alone(shop: Shop) -> None:
-    with shop.begin():
-        shop.database.execute(INSERT)
-    with suppress(ValueError), shop.begin():
-        shop.database.execute("INSERT INTO orders VALUES ('18')")
-        raise ValueError
-    assert shop.ids() == ["17"]

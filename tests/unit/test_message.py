@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ def test_members_of_enums_are_what_they_stand_for_in_every_way_of_sending(lake: 
         ("queue_id", True, "the queue id is True; it must be a whole number"),
         ("sharding_key", 17, "Message.sharding_key is 17; it must be bytes"),
         ("properties", None, "Message.properties is None; it must be a dict"),
+        ("properties", MappingProxyType({"a": "b"}), "it must be a dict"),
         ("properties", {"a": 5}, "property 'a' is 5; its name and value must be strings"),
         ("properties", {"DELAY": "3"}, "property 'DELAY' has a name of the protocol"),
         ("deliver_at", int(time.time()), "which is more than a year ago; give ms since epoch"),
