@@ -83,7 +83,7 @@ def _takes_bytes(kind: dict[str, Any]) -> dict[str, Any]:
 
 def _is_empty(kind: Any) -> bool:
     if not isinstance(kind, dict):
-        return kind == "null"
+        return bool(kind == "null")
     if kind.get("type") == "record":
         return all(_is_empty(field["type"]) for field in kind.get("fields", ()))
     return kind.get("size") == 0 or _is_empty(kind.get("type"))
