@@ -60,13 +60,13 @@ def own_session(root: Path) -> SparkSession:
 
 
 def main(root: Path, *, runs_all: bool) -> None:
-    patch, module = pytest.MonkeyPatch(), ModuleType("databricks.sdk.runtime")
+    patch, hiding, module = pytest.MonkeyPatch(), pytest.MonkeyPatch(), ModuleType("databricks.sdk.runtime")
     own = Dbutils({("commitlake", "client"): SECRET}, {"conf": f"{root}/Volumes/main/lake/conf/databricks.yaml"})
     module.dbutils = own  # type: ignore[attr-defined]
     patch.setitem(sys.modules, module.__name__, module)
     patch.setattr(databricks, "_VOLUMES", f"{root}/Volumes/")
     patch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
-    hide(patch, [name for use in jvm.USES for name in use.names])
+    hide(hiding, [name for use in jvm.USES for name in use.names])
     refuse_paths(patch, [f"dbfs:/{name}.db" for name in ("lake", QUICKSTART)] + [f"file:{root}/sales.db"])
     spark, conf = own_session(root), own.widgets.get("conf")
     for name, place in (("lake", "dbfs:"), (QUICKSTART, "dbfs:"), ("sales", f"file:{root}")):
@@ -88,6 +88,7 @@ def main(root: Path, *, runs_all: bool) -> None:
             bootstrap_servers=running.config.kafka.bootstrap_servers,
             place=str(root),
         )
+        hiding.undo()  # without a catalog the logs of tables are read by Hadoop's classes
         for name in ("delta_tables", "typed_topics"):
             databricks_jobs.notebook(name)
     spark.stop()
