@@ -1,4 +1,7 @@
-"""On YARN, in cluster mode, by the launcher alone: a killed ApplicationMaster, two applications, a clean stop."""
+"""On YARN, by the launcher alone.
+
+In cluster mode a killed ApplicationMaster, two applications, a clean stop; in client mode killed executors and drivers.
+"""
 
 from __future__ import annotations
 
@@ -91,3 +94,24 @@ def test_of_two_applications_the_older_one_stands_by_and_takes_over_at_the_end_o
     assert epochs(lake) == [1, 2, 3]
     assert cluster.commitlake("stop", "--conf", conf, "--master", "local[2]").returncode == 0
     traffic.assert_outcome()
+
+
+def test_in_client_mode_killed_executors_and_a_killed_driver_lose_nothing(
+    cluster: Yarn, lake: Lake, conf: str, tmp_path: Path
+) -> None:
+    traffic = Traffic(lake)
+    with cluster.client(tmp_path / "first", "--conf", conf) as said:
+        traffic.send()
+        wait_for(lambda: lake.rows("transactions"), 300 * patience(), said)
+        cluster.kill_executors()
+        traffic.send()
+        wait_for(traffic.is_over, 400 * patience(), said)
+    with cluster.client(tmp_path / "second", "--conf", conf) as said:
+        traffic.send()
+        wait_for(traffic.is_over, 400 * patience(), said)
+        stopped = cluster.commitlake("stop", "--conf", conf, "--master", "local[2]")
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert epochs(lake)[-1] >= 2
+    traffic.assert_outcome()
+    audit = cluster.commitlake("audit", "--conf", conf, "--master", "local[2]")
+    assert (audit.returncode, "all is well" in audit.stdout) == (0, True), audit.stdout + audit.stderr

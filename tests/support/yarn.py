@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.support.cluster import HOST, Java, free_port, write_site
-from tests.support.killing import ROOT
+from tests.support.killing import ROOT, kill
 from tests.support.polling import wait_for
 
 from commitlake.spark import runtime
@@ -65,6 +65,28 @@ class Yarn:
         (new,) = set(self._apps()) - before
         assert f"Submitted application {new}" in done.stderr
         return new
+
+    @contextmanager
+    def client(self, log: Path, *arguments: str) -> Iterator[Callable[[], str]]:
+        """A coordinator in client mode, which is killed with its JVM at the end; gives what it says."""
+        environment = {**os.environ, "HADOOP_CONF_DIR": str(self._conf), "COMMITLAKE_SPARK_ARGS": _SMALL}
+        command = [str(ROOT / "spark-submit.sh"), "run", *arguments, "--master", "yarn"]
+        with log.open("w") as output:
+            driver = subprocess.Popen(
+                command, env=environment, cwd=self._conf, stdout=output, stderr=output, start_new_session=True
+            )
+        try:
+            yield lambda: log.read_text()[-6_000:]
+        finally:
+            kill(driver)
+
+    def kill_executors(self) -> None:
+        """SIGKILL to each executor of all applications."""
+        found = [pid for pid, command in _processes() if "ExecutorBackend" in command and str(self._logs) in command]
+        assert found, "there is no executor"
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def state(self, app: str) -> tuple[str, str]:
         """The state of an application, such as RUNNING, and its end, such as SUCCEEDED."""
