@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import permutations
@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
+from tests.support import savepoints
 from tests.support.lite_database import KINDS, LiteDatabase
 
 from commitlake import (
@@ -26,7 +27,7 @@ from commitlake import (
     TransactionListener,
 )
 from commitlake.clients.proof_rows import ProofRows
-from commitlake.errors import ArgumentError, FailedSendError, ProducerError, RecordError, UncertainSendError
+from commitlake.errors import ArgumentError, ProducerError, RecordError, UncertainSendError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.database_row import COMMITTED, CREATE, NAME, REVOKED, TABLE, decision_of, row_name_of
 from commitlake.protocol.durations import DAY_MS
@@ -184,113 +185,9 @@ def test_what_a_check_has_revoked_in_the_middle_of_a_block_is_told_at_its_end(sh
     assert (shop.orders(), shop.shown()) == ([], [])
 
 
-Send = Callable[..., object]
-
-
-def released(shop: Shop, send: Send) -> None:
-    with shop.savepoint():
-        shop.order()
-    send()
-
-
-def released_with_a_send(shop: Shop, send: Send) -> None:
-    with shop.savepoint(), shop.savepoint():
-        shop.order()
-        send()
-
-
-def raised_after(shop: Shop, send: Send) -> None:
-    released(shop, send)
-    raise ValueError("sold out")
-
-
-def raised_before_the_send(shop: Shop, send: Send) -> None:
-    with shop.savepoint():
-        shop.order()
-    raise ValueError("sold out")
-
-
-def sent_and_rolled_back(shop: Shop, send: Send) -> None:
-    with suppress(ValueError), shop.savepoint():
-        shop.order()
-        send()
-        raise ValueError
-
-
-def sent_and_rolled_back_from_outside(shop: Shop, send: Send) -> None:
-    send()
-    with suppress(ValueError), shop.savepoint():
-        with shop.savepoint():
-            shop.order()
-            send()
-        raise ValueError
-
-
-def sent_and_rolled_back_by_sql(shop: Shop, send: Send) -> None:
-    shop.run("SAVEPOINT here")
-    shop.order()
-    send()
-    shop.run("ROLLBACK TO here")
-
-
-def sent_after_what_was_rolled_back(shop: Shop, send: Send) -> None:
-    sent_and_rolled_back(shop, send)
-    send()
-
-
-def failed_outside_and_rolled_back(shop: Shop, send: Send) -> None:
-    shop.producer.fault = Fault.KAFKA_AWAY
-    with suppress(FailedSendError):
-        send()
-    sent_and_rolled_back(shop, send)
-
-
-def failed_and_sent_again(shop: Shop, send: Send) -> None:
-    shop.order()
-    shop.producer.fault = Fault.KAFKA_AWAY
-    with suppress(FailedSendError):
-        send()
-    send()
-
-
-def refused_and_rolled_back(shop: Shop, send: Send) -> None:
-    shop.order()
-    send()
-    with suppress(FailedSendError), shop.savepoint():
-        send("no topic!")
-
-
-def rolled_back_without_a_send(shop: Shop, send: Send) -> None:
-    send()
-    shop.order()
-    with suppress(ValueError), shop.savepoint():
-        shop.order("18")
-        raise ValueError
-    send()
-
-
-LOST = "a savepoint of the database in which a message was sent was rolled back"
-
-
-@pytest.mark.parametrize(
-    ("steps", "error"),
-    [
-        (released, None),
-        (released_with_a_send, None),
-        (raised_after, "sold out"),
-        (raised_before_the_send, "sold out"),
-        (sent_and_rolled_back, LOST),
-        (sent_and_rolled_back_from_outside, LOST),
-        (sent_and_rolled_back_by_sql, LOST),
-        (sent_after_what_was_rolled_back, LOST),
-        (failed_outside_and_rolled_back, LOST),
-        (failed_and_sent_again, None),
-        (refused_and_rolled_back, None),
-        (rolled_back_without_a_send, None),
-    ],
-)
+@pytest.mark.parametrize(("steps", "error"), savepoints.EVERY_ORDER)
 def test_messages_end_as_their_rows_in_every_order_of_block_savepoint_and_send(
-    shop: Shop, steps: Callable[[Shop, Send], None], error: str | None
+    shop: Shop, steps: savepoints.Steps, error: str | None
 ) -> None:
     expected = nullcontext() if error is None else pytest.raises((ValueError, ProducerError), match=error)
     with expected, shop.begin() as transaction:
