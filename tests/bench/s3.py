@@ -1,6 +1,7 @@
 """One transaction at a time on a bucket of moto's S3 API: from the commit in Kafka to the row, and the requests.
 
     .venv/bin/python -m tests.bench.s3
+    .venv/bin/python -m tests.bench.s3 --local-checkpoints
 
 moto answers in some ms where nothing else runs, AWS in 10 to 100 ms: the number of requests says more than the time.
 """
@@ -29,10 +30,13 @@ def main() -> None:
     parser = rig.parser(__doc__)
     parser.add_argument("--transactions", type=int, default=8, help="one after the other; the first does not count")
     parser.add_argument("--idle", type=float, default=60, help="seconds without any, whose requests are counted")
+    parser.add_argument("--local-checkpoints", action="store_true", help="as in one process they may be")
     given = parser.parse_args()
     with rig.Rig(given) as running, bucket(running.place) as made:
         os.environ |= {**made.environment, "COMMITLAKE_SPARK_ARGS": made.spark_args}
         places: dict[str, Any] = {name: f"{made.address}/{name}" for name in ("warehouse", "checkpoints")}
+        if given.local_checkpoints:
+            places["checkpoints"] = running.place / "checkpoints"
         coordinator = running.coordinator("--master", "local[2]", **places)
         ready = coordinator.ready() - coordinator.begun
         with Lake(running.servers, rig.PREFIX, running.place / "lake", **places, **_QUEUES) as lake:

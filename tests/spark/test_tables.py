@@ -380,3 +380,14 @@ def test_tables_are_made_at_a_uri_of_this_machine(spark: SparkSession, tmp_path:
     given = config.from_mapping({"warehouse": f"file://{tmp_path}/lake"})
     Warehouse(spark, cluster.resolved(spark, given).warehouse).create()
     assert deltalake.DeltaTable(f"{tmp_path}/lake/half").version() == 0
+
+
+@pytest.mark.parametrize(
+    ("warehouse", "expected"),
+    [("/lake/warehouse", None), ("hdfs://name/lake", None), ("schema:main.lake", None), ("s3a://bucket/lake", "false")],
+)
+def test_on_an_object_store_no_commit_pays_for_a_checksum_file(
+    own: SparkSession, warehouse: str, expected: str | None
+) -> None:
+    session.apply_settings(own, config.from_mapping({"warehouse": warehouse, "checkpoints": "hdfs://name/checkpoints"}))
+    assert own.conf.get("spark.databricks.delta.writeChecksumFile.enabled", None) == expected

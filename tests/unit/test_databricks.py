@@ -58,7 +58,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_volume_is_no_disk_of_the_driver() -> None:
     place = from_mapping({"checkpoints": "/Volumes/main/lake/checkpoints"}).checkpoints
     assert (place, is_local(place)) == ("dbfs:/Volumes/main/lake/checkpoints", False)
-    assert not session._of_checkpoints(place, "4.0.0").keys() & {"spark.sql.streaming.checkpointFileManagerClass"}
+    assert not session._of_places(place, place, "4.0.0").keys() & {"spark.sql.streaming.checkpointFileManagerClass"}
 
 
 def test_elsewhere_a_volume_is_a_directory_as_any() -> None:
