@@ -7,14 +7,14 @@ partitions do so too. Only the key columns of decided history are read. No decid
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from commitlake.config import Config, TransactionConfig
 from commitlake.coordinator.coordination import input_rows
-from commitlake.coordinator.coordination.unmatched.lookup import LedgerTables, with_first
+from commitlake.coordinator.coordination.unmatched.lookup import with_first
 from commitlake.coordinator.coordination.unmatched.resolve import judged_ops, judged_recalls
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.recovery import snapshot
@@ -23,6 +23,7 @@ from commitlake.protocol.statemachine.deadlines import LONGEST_PAUSE_MS
 from commitlake.protocol.states import OFFSET_USED_BEFORE, Kind, Ruling, Source
 from commitlake.spark import session
 from commitlake.spark.frames import checkpoint_now
+from commitlake.spark.parallel import run_all
 from commitlake.tables import Warehouse
 from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
@@ -81,8 +82,10 @@ def open_rows(
         until: a position of the tables; rows that have landed or were written later are left out. None: all rows.
     """
     look = Between(warehouse, since, until)
-    halves = _with_checks(_open_halves(look, timing), look, timing)
-    every = [halves, _refused_parts(look), _open_ops(look), _open_delayed(look), _open_waiting(look)]
+    halves, ops, refused = run_all(
+        warehouse.spark, [partial(_with_checks, look, timing), partial(_undecided, look), partial(_refused_parts, look)]
+    )
+    every = [halves, refused, _open_ops(ops, halves, look), _open_delayed(look), _open_waiting(look)]
     return reduce(DataFrame.unionByName, every)
 
 
@@ -99,11 +102,15 @@ def _open_halves(look: Between, timing: TransactionConfig) -> DataFrame:
     return every.join(ends, (F.expr(_OWN_PLACE) == F.col("ended_at")) & is_over, "left_anti")
 
 
-def _with_checks(halves: DataFrame, look: Between, timing: TransactionConfig) -> DataFrame:
-    """Brings checks as of `look.since` up to date (contract 4.3); an answer counts as in `deadlines.answer`."""
+def _with_checks(look: Between, timing: TransactionConfig) -> DataFrame:
+    """The open half messages, their checks brought up to date (4.3); an answer counts as in `deadlines.answer`."""
+    halves = checkpoint_now(_open_halves(look, timing))
+    checked = checkpoint_now(_newest_checks(look))
+    if checked.isEmpty() and halves.where("repeat >= 0").isEmpty():  # no check is out, as mostly
+        return halves
     first = f"kind = {int(Kind.HALF)}"
     same_round = f"{first} AND c_queue = queue AND c_offset = offset AND c_round = round"
-    asked = halves.join(_newest_checks(look), F.expr(same_round), "left")
+    asked = halves.join(checked, F.expr(same_round), "left")
     asked = asked.selectExpr(
         "*",
         "coalesce(last.check_no, checks) AS number",
@@ -163,20 +170,22 @@ def _refused_parts(look: Between) -> DataFrame:
     return with_first(named, look.ledger()).where("pending").select(*refused.columns)
 
 
-def _open_ops(look: Between) -> DataFrame:
-    """Ops that have not decided, were not refused, and do not only repeat the decision of their transaction."""
+def _undecided(look: Between) -> DataFrame:
+    """Ops that have not decided; mostly few."""
     asked = look.landed("op", "queue", "op_offset", op="NOT admin", admin="admin")
     new = input_rows.op_rows(asked).where(f"kind != {int(Kind.UNKNOWN)}")
-    every = look.with_saved(new, *_OPS)
+    return checkpoint_now(_without_deciding(look.with_saved(new, *_OPS), look.written("transactions")))
+
+
+def _open_ops(undecided: DataFrame, halves: DataFrame, look: Between) -> DataFrame:
+    """The ops that were not refused either, and do not only repeat the decision of their transaction."""
     refused = look.warehouse.rows("rejected").where(f"source IN ('op', 'admin') AND reason != '{OFFSET_USED_BEFORE}'")
-    if look.since.rows is not None:
-        refused = refused.where(within(spans_of(every, "op_queue", "op_offset"), "kafka_partition", "kafka_offset"))
+    refused = refused.where(within(spans_of(undecided, "op_queue", "op_offset"), "kafka_partition", "kafka_offset"))
     done = refused.selectExpr(
         "kafka_partition AS op_queue", "kafka_offset AS op_offset", "IF(source = 'admin', 1, 0) AS admin"
     ).union(look.resumed().where(f"kind = {int(Kind.HALF)}").select(*_AT_OP))
-    left = every.join(done, _AT_OP, "left_anti")
-    left = checkpoint_now(_without_deciding(left, look.written("transactions")))
-    return left.join(_harmless(left, look.ledger()), _AT_OP, "left_anti")
+    left = undecided.join(done, _AT_OP, "left_anti")
+    return left.join(_harmless(left, halves, look), _AT_OP, "left_anti")
 
 
 def _without_deciding(ops: DataFrame, transactions: DataFrame) -> DataFrame:
@@ -190,15 +199,22 @@ def _without_deciding(ops: DataFrame, transactions: DataFrame) -> DataFrame:
     return ops.join(ends, (at == F.col("e_at")) & F.expr(same), "left_anti")
 
 
-def _harmless(ops: DataFrame, tables: LedgerTables) -> DataFrame:
-    """The places of ops that only repeat a decision, as a resolution would find; most starts have few."""
+def _harmless(ops: DataFrame, halves: DataFrame, look: Between) -> DataFrame:
+    """The places of ops that only repeat a decision, as a resolution would find; most starts have few.
+
+    An op about an open half message repeats none. After a kill nearly all are such, and their lookup would be a third
+    of a start's work.
+    """
     unmatched = ops.selectExpr(*_AT_OP, "kind", "queue AS first_queue", "offset AS first_offset", "0 AS last")
+    is_open = halves.where(f"kind = {int(Kind.HALF)}").selectExpr("queue AS first_queue", "offset AS first_offset")
     decisions = unmatched.where(f"kind IN ({int(Kind.COMMIT)}, {int(Kind.ROLLBACK)})")
+    decisions = decisions.join(is_open, ["first_queue", "first_offset"], "left_anti")
     recalls = unmatched.where(f"kind = {int(Kind.RECALL)}")
     found = ops.select(*_AT_OP).where("false")
     for judged, asked in ((judged_ops, decisions), (judged_recalls, recalls)):
         if not asked.isEmpty():
-            found = found.union(judged(asked, tables).where(f"verdict = {int(Ruling.NOTHING)}").select(*_AT_OP))
+            same = judged(asked, look.ledger()).where(f"verdict = {int(Ruling.NOTHING)}")
+            found = found.union(same.select(*_AT_OP))
     return found
 
 
