@@ -17,7 +17,7 @@ import yaml
 from commitlake.config import sections, yaml_texts
 from commitlake.config.keys import CHECKS, KEY, OPTIONS_KEY, Key, key, masked, time
 from commitlake.config.locations import CATALOG
-from commitlake.config.values import of_checkpoints, plain, rules, size, table_location, tables_beside
+from commitlake.config.values import of_checkpoints, optional, plain, rules, size, table_location
 from commitlake.errors import ArgumentError, ConfigError
 from commitlake.protocol.wire import Settings
 
@@ -42,7 +42,7 @@ class Config:
     )
     checkpoints: str = key(of_checkpoints, "./checkpoints", "where Spark keeps its checkpoints: a directory or URI")
     receipts: str = key(
-        tables_beside, "", "where consumers keep what they did; empty: the warehouse's name and _receipts"
+        optional(table_location), "", "where consumers keep what they did; empty: the warehouse's name and _receipts"
     )
     receipts_retention_ms: int = time(
         "30d", "age at which receipts of messages that are done go; 0s: never", name="receipts.retention"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from commitlake.config import values
 from commitlake.config.keys import OPTIONS_KEY, key, masked, time
 from commitlake.config.secret_references import resolve
-from commitlake.config.values import AVRO, EMBEDDED, Age, Dedup, TopicSchema, flag, integer, size
+from commitlake.config.values import AVRO, EMBEDDED, Age, Dedup, TopicSchema, flag, integer, optional, size
 from commitlake.errors import ConfigError
 from commitlake.protocol.durations import HOUR_MS, MARGIN_MS
 from commitlake.protocol.kafka_topics import MOST_OF_A_NAME, check_topic
@@ -38,7 +38,7 @@ class KafkaConfig:
         text=masked_options,
     )
     embedded_dir: str = key(
-        values.directory, "", "where the embedded broker keeps its data; empty: inside the warehouse"
+        optional(values.location), "", "where the embedded broker keeps its data; empty: inside the warehouse"
     )
     embedded_port: int = key(integer(0, 65_535), 0, "loopback port of the embedded broker; 0: any that is free")
 
@@ -116,9 +116,11 @@ class KafkaConfig:
 class CatalogConfig:
     """Where the tables of a warehouse in a catalog are, for all that reads without Spark: a place, or who knows it."""
 
-    location: str = key(values.tables_beside, "", "of a warehouse in a catalog: the directory or URI of its schema")
-    url: str = key(values.address, "", "or Unity Catalog's REST API, https://HOST/api/2.1/unity-catalog")
-    token: str = key(values.reference, "", "its token: env:NAME, file:/path or secret:scope/key")
+    location: str = key(
+        optional(values.table_location), "", "of a warehouse in a catalog: the directory or URI of its schema"
+    )
+    url: str = key(optional(values.address), "", "or Unity Catalog's REST API, https://HOST/api/2.1/unity-catalog")
+    token: str = key(optional(values.reference), "", "its token: env:NAME, file:/path or secret:scope/key")
 
     def __post_init__(self) -> None:
         if self.location and self.url:
