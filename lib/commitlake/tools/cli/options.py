@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from commitlake.config import Config
+from commitlake.config import Config, load
 
 Conf = Annotated[
     str | None,
@@ -27,6 +28,10 @@ Sets = Annotated[
 Master = Annotated[str, typer.Option("--master", metavar="URL", envvar="MASTER", help="Spark's master.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
+Tags = Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")]
+Where = Annotated[str | None, typer.Option("--where", metavar="SQL", help="On properties, or value.FIELD.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command without running it.")]
 
@@ -34,15 +39,23 @@ LOCAL = "local[*]"
 """The default of `Master`."""
 
 
-def load(conf: str | None, sets: Sequence[str] | None) -> Config:
-    """Return the configuration that `Conf`, the environment and `Sets` make.
+def command(work: Callable[..., int | None], *, in_driver: bool = False) -> Callable[..., None]:
+    """A command that does `work`: with the configuration that `--conf` and `--set` make, and options of its own.
 
-    Raises:
-        ConfigError: the file is not readable, a key is unknown or a value is not allowed.
+    It exits with the code that `work` returns; None is 0. With `in_driver` it has the options of a launch, too.
     """
-    from commitlake import config  # not needed for `--help`
 
-    return config.load(conf, sets or ())
+    def run(conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False, **own: Any) -> None:
+        raise typer.Exit(work(load(conf, sets or ()), **own) or 0)
+
+    (_, *own), (*shared, _) = (inspect.signature(each, eval_str=True).parameters.values() for each in (work, run))
+    run.__signature__ = inspect.Signature([*own, *(shared if in_driver else shared[:2])])  # type: ignore[attr-defined]
+    run.__name__, run.__doc__ = work.__name__, work.__doc__
+    return run
+
+
+of_driver = partial(command, in_driver=True)
+"""For a command that continues in Spark's driver (`app.in_driver`)."""
 
 
 def with_address(settings: Config) -> Config:
