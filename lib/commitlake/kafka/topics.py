@@ -150,8 +150,8 @@ def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock |
         clock: set by the append time of this record.
 
     Returns:
-        The skew of the driver's clock, by the append time of this record. It is never certain when the topic was there
-        before and keeps the producer's time (`CreateTime`).
+        The skew of the driver's clock, by the append time of this record. The skew is never certain when the topic was
+        there before and keeps the producer's time (`CreateTime`).
 
     Raises:
         KafkaError: Kafka did not acknowledge the record.

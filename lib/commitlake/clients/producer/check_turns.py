@@ -26,7 +26,7 @@ class Turned(Enum):
 
 
 Turn = Callable[[int], Turned]
-"""One read of a reader; the argument is the longest wait in ms. It does not raise."""
+"""One read of a reader; the argument is the longest wait in ms. A turn raises nothing."""
 
 
 class CheckTurns:
