@@ -29,7 +29,7 @@ _PRICES, _REMINDERS = "prices", "reminders"
 _DELAY_S = 10
 _LOOK_EVERY_S = 1.0
 _UP = "standing by"
-"""A standby prints it when it could take over. To rehearse that for 10 s first, the story takes 12 s longer."""
+"""A standby prints it as soon as it could take over. If the story awaited its rehearsal, it would take 12 s longer."""
 _PATIENCE_S = 600
 """The story takes a minute on two quick cores, and four and more on slow ones that do other things too."""
 
