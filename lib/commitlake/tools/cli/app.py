@@ -24,7 +24,7 @@ from commitlake.protocol.version import __version__
 from commitlake.reading import damage
 from commitlake.spark import preflight, process
 from commitlake.tools.cli import database, tx, without_spark
-from commitlake.tools.cli.options import command, of_driver, with_address
+from commitlake.tools.cli.options import command, flag, of_driver, option, optional, with_address
 
 app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -157,10 +157,8 @@ def _runs(settings: Config) -> bool:
 def run(
     settings: Config,
     context: typer.Context,
-    available_now: Annotated[bool, typer.Option("--available-now", help="Process what is there, then end.")] = False,
-    standby: Annotated[
-        bool, typer.Option("--standby", help="Wait until no other coordinator runs on the warehouse, then take over.")
-    ] = False,
+    available_now: bool = flag("--available-now", "Process what is there, then end."),
+    standby: bool = flag("--standby", "Wait until no other coordinator runs on the warehouse, then take over."),
 ) -> None:
     """Run the coordinator, until SIGTERM or Ctrl-C."""
     from commitlake.spark import session  # not needed for `--help`
@@ -196,12 +194,8 @@ def ledger(
         str | None,
         typer.Argument(metavar="TRANSACTION_ID", help="Show its history, in time order.", show_default=False),
     ] = None,
-    pending: Annotated[
-        bool, typer.Option("--pending", help="Show the transactions without an end, the oldest first.")
-    ] = False,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Count by topic and state, and show whether the counts agree.")
-    ] = False,
+    pending: bool = flag("--pending", "Show the transactions without an end, the oldest first."),
+    summary: bool = flag("--summary", "Count by topic and state, and show whether the counts agree."),
 ) -> None:
     """Show the history of a transaction, or counts.
 
@@ -244,13 +238,10 @@ def admin(
     context: typer.Context,
     decision: Annotated[AdminDecision, typer.Argument(metavar="DECISION", help="resume, commit or rollback")],
     transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID")],
-    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")],
-    at: Annotated[
-        Position | None,
-        typer.Option(
-            "--at", parser=_position, metavar="QUEUE-OFFSET", help="Its first half message; looked up by default."
-        ),
-    ] = None,
+    remark: Annotated[str, option("--remark", "TEXT", "Why; kept in the table op.")],
+    at: Position | None = optional(
+        "--at", "QUEUE-OFFSET", "Its first half message; looked up by default.", parser=_position
+    ),
 ) -> None:
     """Reopen a discarded transaction, or end a pending one by force."""
     settings = with_address(settings)
@@ -286,12 +277,10 @@ def erase(
     settings: Config,
     context: typer.Context,
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the tables' history.")],
-    keys: Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Messages with this business key.")] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Messages whose columns fit, in Spark's SQL.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Erase them; without it they are only counted.")] = False,
+    remark: Annotated[str, option("--remark", "TEXT", "Why; kept in the tables' history.")],
+    keys: str | None = optional("--keys", "KEY", "Messages with this business key."),
+    where: str | None = optional("--where", "SQL", "Messages whose columns fit, in Spark's SQL."),
+    yes: bool = flag("--yes", "Erase them; without it they are only counted."),
 ) -> None:
     """Erase what messages say, such as those of one person.
 

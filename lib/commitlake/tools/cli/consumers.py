@@ -15,7 +15,7 @@ from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.durations import duration_ms
 from commitlake.tools.cli import output
-from commitlake.tools.cli.options import AsJson, Group, Limit, Tags, Topic, Where, command
+from commitlake.tools.cli.options import AsJson, Group, Limit, Tags, Topic, Where, command, flag, optional
 from commitlake.tools.cli.output import FOUND, NOTHING
 
 if TYPE_CHECKING:
@@ -53,15 +53,12 @@ def unfinished(
 @command
 def groups(
     settings: Config,
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only groups of this topic.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only this group.")] = None,
-    rewind: Annotated[
-        str | None,
-        typer.Option(
-            "--rewind", metavar="WHERE", help="Continue at first, newest, 2h (ago), ms since epoch or a time in UTC."
-        ),
-    ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete a group whose instances have ended.")] = False,
+    topic: str | None = optional("--topic", "TOPIC", "Only groups of this topic."),
+    group: str | None = optional("--group", "GROUP", "Only this group."),
+    rewind: str | None = optional(
+        "--rewind", "WHERE", "Continue at first, newest, 2h (ago), ms since epoch or a time in UTC."
+    ),
+    delete: bool = flag("--delete", "Delete a group whose instances have ended."),
     as_json: AsJson = False,
 ) -> int:
     """List consumer groups and their lag; rewind or delete one.
@@ -133,10 +130,9 @@ def send_again(
     topic: Topic,
     group: Group,
     positions: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="POSITION", help="As `unfinished` shows them; default all."),
+        list[str] | None, typer.Argument(metavar="POSITION", help="As `unfinished` shows them; default all.")
     ] = None,
-    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the receipt.")] = "",
+    remark: str = optional("--remark", "TEXT", "Why; kept in the receipt.", ""),
 ) -> int:
     """Send a group its dead letters again.
 

@@ -5,41 +5,26 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from commitlake.config import Config
 from commitlake.config.secret_references import is_secret_reference, resolve
 from commitlake.errors import ConfigError, SetupError, installed_by
-from commitlake.tools.cli.options import command, with_address
+from commitlake.tools.cli.options import command, optional, with_address
 
 
 @command
 def gateway(
     settings: Config,
-    listen: Annotated[
-        str,
-        typer.Option("--listen", metavar="HOST:PORT", help="Port 0: any. Beyond this machine it needs --access-keys."),
-    ] = "127.0.0.1:8081",
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="TLS: the certificate chain, PEM.")
-    ] = None,
-    private_key: Annotated[
-        Path | None, typer.Option("--private-key", metavar="FILE", help="TLS: its key, PEM.")
-    ] = None,
-    access_keys: Annotated[
-        str | None,
-        typer.Option("--access-keys", metavar="REFERENCE", help="Lines `key: secret`: file:/path or env:NAME."),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", metavar="NAME", help="What sends: confluent, where it is installed, or kafka-python."),
-    ] = None,
-    fifo: Annotated[
-        list[str] | None,
-        typer.Option("--fifo", metavar="GROUP", help="A FIFO consumer group, or pattern; can be given several times."),
-    ] = None,
+    listen: str = optional(
+        "--listen", "HOST:PORT", "Port 0: any. Beyond this machine it needs --access-keys.", "127.0.0.1:8081"
+    ),
+    certificate: Path | None = optional("--certificate", "FILE", "TLS: the certificate chain, PEM."),
+    private_key: Path | None = optional("--private-key", "FILE", "TLS: its key, PEM."),
+    access_keys: str | None = optional("--access-keys", "REFERENCE", "Lines `key: secret`: file:/path or env:NAME."),
+    engine: str | None = optional("--engine", "NAME", "What sends: confluent, where it is installed, or kafka-python."),
+    fifo: list[str] | None = optional(
+        "--fifo", "GROUP", "A FIFO consumer group, or pattern; can be given several times."
+    ),
 ) -> None:
     """Let RocketMQ 5's own clients send and consume, by gRPC.
 

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from commitlake.config import Config
 from commitlake.config.keys import masked
 from commitlake.config.secret_references import resolve
 from commitlake.config.terminal import counted, printable
 from commitlake.errors import ConfigError, SetupError, installed_by
-from commitlake.tools.cli.options import command
+from commitlake.tools.cli.options import command, option, optional
 from commitlake.tools.cli.output import FOUND, NOTHING
 
 if TYPE_CHECKING:
@@ -24,21 +22,12 @@ if TYPE_CHECKING:
 @command
 def iceberg(
     settings: Config,
-    catalog: Annotated[
-        str, typer.Option("--catalog", metavar="URI", help="Of Iceberg: sqlite, postgresql, http, thrift; or env:NAME.")
-    ],
-    namespace: Annotated[
-        str, typer.Option("--namespace", metavar="NAME", help="Where the tables are in the catalog.")
-    ] = "commitlake",
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; can be given several times.")
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property", metavar="KEY=VALUE", help="A property of pyiceberg's catalog; a value may be env:NAME."
-        ),
-    ] = None,
+    catalog: Annotated[str, option("--catalog", "URI", "Of Iceberg: sqlite, postgresql, http, thrift; or env:NAME.")],
+    namespace: str = optional("--namespace", "NAME", "Where the tables are in the catalog.", "commitlake"),
+    topic: list[str] | None = optional("--topic", "TOPIC", "Only this topic; can be given several times."),
+    properties: list[str] | None = optional(
+        "--property", "KEY=VALUE", "A property of pyiceberg's catalog; a value may be env:NAME."
+    ),
 ) -> int:
     """Let readers of Iceberg read topics, over Delta's files.
 

@@ -10,7 +10,7 @@ import typer
 from commitlake.config import Config
 from commitlake.config.terminal import json_line
 from commitlake.tools.cli import output
-from commitlake.tools.cli.options import Group, Tags, Topic, Where, command, with_address
+from commitlake.tools.cli.options import Group, Tags, Topic, Where, command, flag, optional, with_address
 from commitlake.tools.cli.output import FOUND, NOTHING
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def send(
     settings: Config,
     topic: Topic,
     body: Annotated[str, typer.Argument(metavar="BODY", help="Sent as UTF-8.")],
-    tags: Annotated[str | None, typer.Option("--tags", metavar="TAG", help="What consumers filter by.")] = None,
-    keys: Annotated[str | None, typer.Option("--keys", metavar="KEYS", help="Business keys.")] = None,
-    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="How much later: 10s, 3h.")] = None,
+    tags: str | None = optional("--tags", "TAG", "What consumers filter by."),
+    keys: str | None = optional("--keys", "KEYS", "Business keys."),
+    delay: str | None = optional("--delay", "TIME", "How much later: 10s, 3h."),
 ) -> None:
     """Send a message without a transaction.
 
@@ -50,8 +50,8 @@ def consume(
     group: Group,
     tags: Tags = None,
     where: Where = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="End after N messages.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for new messages, until Ctrl-C.")] = False,
+    limit: int | None = optional("--limit", "N", "End after N messages.", min=1),
+    follow: bool = flag("--follow", "Wait for new messages, until Ctrl-C."),
 ) -> int:
     """Print a group's new messages, as JSON lines.
 

@@ -12,28 +12,39 @@ import typer
 
 from commitlake.config import Config, load
 
+
+def option(name: str, metavar: str | None, text: str, **how: Any) -> Any:
+    """An option with its help, for an annotation."""
+    return typer.Option(name, metavar=metavar, help=text, **how)
+
+
+def optional(name: str, metavar: str, text: str, default: object = None, **how: Any) -> Any:
+    """An option with its help and its default, in place of a parameter's default."""
+    return typer.Option(default, name, metavar=metavar, help=text, **how)
+
+
+def flag(name: str, text: str) -> Any:
+    """An option without a value, in place of a parameter's default."""
+    return typer.Option(False, name, help=text)
+
+
 Conf = Annotated[
     str | None,
-    typer.Option(
-        "--conf", metavar="FILE", help="The coordinator's YAML file; what it leaves out has its default.",
-        show_default=False,
-    ),
-]  # fmt: skip
+    option("--conf", "FILE", "The coordinator's YAML file; what it leaves out has its default.", show_default=False),
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Overrides the file; can be given several times.", show_default=False
-    ),
+    option("--set", "KEY=VALUE", "Overrides the file; can be given several times.", show_default=False),
 ]
-Master = Annotated[str, typer.Option("--master", metavar="URL", envvar="MASTER", help="Spark's master.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Master = Annotated[str, option("--master", "URL", "Spark's master.", envvar="MASTER")]
+Limit = Annotated[int, option("--limit", "N", "Show at most N.", min=1)]
+AsJson = Annotated[bool, option("--json", None, "Print one JSON object per line.")]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
-Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group of consumers.")]
-Tags = Annotated[str | None, typer.Option("--tags", metavar="TAGS", help="Tags joined by ||.")]
-Where = Annotated[str | None, typer.Option("--where", metavar="SQL", help="On properties, or value.FIELD.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command without running it.")]
+Group = Annotated[str, option("--group", "GROUP", "The group of consumers.")]
+Tags = Annotated[str | None, option("--tags", "TAGS", "Tags joined by ||.")]
+Where = Annotated[str | None, option("--where", "SQL", "On properties, or value.FIELD.")]
+Watch = Annotated[bool, option("--watch", None, "Refresh every 2 s, until Ctrl-C.")]
+DryRun = Annotated[bool, option("--dry-run", None, "Print the spark-submit command without running it.")]
 
 LOCAL = "local[*]"
 """The default of `Master`."""

@@ -11,7 +11,7 @@ import typer
 from commitlake.config import Config
 from commitlake.config.values import duration
 from commitlake.protocol.states import Reason
-from commitlake.tools.cli.options import AsJson, Limit, Watch, command
+from commitlake.tools.cli.options import AsJson, Limit, Watch, command, option
 
 app = typer.Typer(
     help="Transactions: lists, histories, forced decisions. Needs no Spark.",
@@ -52,34 +52,24 @@ def one_of(allowed: Collection[str]) -> Callable[[str], str]:
 
 
 _STATES = f"One of {', '.join(StateFilter)}; can be given several times."
-States = Annotated[
-    list[StateFilter] | None, typer.Option("--state", metavar="STATE", case_sensitive=False, help=_STATES)
-]
-Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only of this producer group.")]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only for this topic.")]
+States = Annotated[list[StateFilter] | None, option("--state", "STATE", _STATES, case_sensitive=False)]
+Group = Annotated[str | None, option("--group", "GROUP", "Only of this producer group.")]
+Topic = Annotated[str | None, option("--topic", "TOPIC", "Only for this topic.")]
 WithReason = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--reason",
+        "REASON",
+        "Only with this reason, for example CHECK_MAX.",
         parser=one_of([reason.name for reason in Reason]),
-        metavar="REASON",
-        help="Only with this reason, for example CHECK_MAX.",
     ),
 ]
 OlderThan = Annotated[
-    int | None,
-    typer.Option("--older-than", parser=length, metavar="TIME", help="Only what was stored longer ago, such as 1h."),
+    int | None, option("--older-than", "TIME", "Only what was stored longer ago, such as 1h.", parser=length)
 ]
-Since = Annotated[
-    int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h; default all.")
-]
-Keys = Annotated[
-    str | None, typer.Option("--keys", metavar="KEY", help="Only with this business key; `find` looks everywhere.")
-]
-Where = Annotated[
-    str | None,
-    typer.Option("--where", metavar="SQL", help="A condition on columns of half and transactions."),
-]
+Since = Annotated[int | None, option("--since", "TIME", "Time range, for example 24h; default all.", parser=length)]
+Keys = Annotated[str | None, option("--keys", "KEY", "Only with this business key; `find` looks everywhere.")]
+Where = Annotated[str | None, option("--where", "SQL", "A condition on columns of half and transactions.")]
 
 
 @app.command("list")
@@ -146,19 +136,16 @@ def hanging(
 
 ChangedStates = Annotated[
     list[StateFilter] | None,
-    typer.Option(
-        "--state", metavar="STATE", case_sensitive=False, help="May name only the state that the command changes."
-    ),
+    option("--state", "STATE", "May name only the state that the command changes.", case_sensitive=False),
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="TRANSACTION_ID", help="Or choose by filters.")]
-Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
-As = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who; kept with the remark. Default: your login.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would send, and send nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Rate = Annotated[int, typer.Option("--rate", min=1, metavar="N", help="At most N decisions per second.")]
+Remark = Annotated[str, option("--remark", "TEXT", "Why; kept in the table op.")]
+As = Annotated[str | None, option("--as", "NAME", "Who; kept with the remark. Default: your login.")]
+DryRun = Annotated[bool, option("--dry-run", None, "Show what it would send, and send nothing.")]
+Yes = Annotated[bool, option("--yes", None, "Do not ask.")]
+Rate = Annotated[int, option("--rate", "N", "At most N decisions per second.", min=1)]
 ExistsIn = Annotated[
-    str | None,
-    typer.Option("--exists-in", metavar="TABLE", help="Only what a Delta table has: 'delta:PATH ON keys = id'."),
+    str | None, option("--exists-in", "TABLE", "Only what a Delta table has: 'delta:PATH ON keys = id'.")
 ]
 
 

@@ -16,7 +16,7 @@ from commitlake.tools.cli.consumers import groups, send_again, unfinished
 from commitlake.tools.cli.gateway import gateway
 from commitlake.tools.cli.iceberg import iceberg
 from commitlake.tools.cli.messages import consume, send
-from commitlake.tools.cli.options import LOCAL, AsJson, Limit, Master, Topic, command
+from commitlake.tools.cli.options import LOCAL, AsJson, Limit, Master, Topic, command, flag, option, optional
 
 _MOST_STATS = 10_000
 
@@ -27,10 +27,8 @@ def _ago(since_ms: int | None) -> int:
 
 
 def demo(
-    place: Annotated[
-        Path, typer.Option("--dir", metavar="DIRECTORY", help="Where its tables go; an earlier demo's are removed.")
-    ] = Path("demo"),
-    is_opened: Annotated[bool, typer.Option("--open", help="Open its report in a browser at the end.")] = False,
+    place: Path = optional("--dir", "DIRECTORY", "Where its tables go; an earlier demo's are removed.", Path("demo")),
+    is_opened: bool = flag("--open", "Open its report in a browser at the end."),
     master: Master = LOCAL,
 ) -> None:
     """Run the demo, which ends by itself in two to four minutes.
@@ -46,15 +44,9 @@ def demo(
 @command
 def rejected(
     settings: Config,
-    reason: Annotated[
-        str | None,
-        typer.Option(
-            "--reason",
-            parser=tx.one_of(REJECTED_REASONS),
-            metavar="REASON",
-            help="Only with this reason, for example BAD_OP.",
-        ),
-    ] = None,
+    reason: str | None = optional(
+        "--reason", "REASON", "Only with this reason, for example BAD_OP.", parser=tx.one_of(REJECTED_REASONS)
+    ),
     since: tx.Since = None,
     limit: Limit = 100,
     as_json: AsJson = False,
@@ -115,9 +107,7 @@ def stats(settings: Config, since: tx.Since = None, as_json: AsJson = False) -> 
 @command
 def doctor(
     settings: Config,
-    make_room: Annotated[
-        bool, typer.Option("--make-room", help="First delete the file that a coordinator keeps for a full disk.")
-    ] = False,
+    make_room: bool = flag("--make-room", "First delete the file that a coordinator keeps for a full disk."),
     as_json: AsJson = False,
 ) -> int:
     """Check the health of the warehouse and Kafka.
@@ -152,16 +142,11 @@ def backup(
 def report(
     settings: Config,
     context: typer.Context,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the page there.")] = None,
-    since: Annotated[
-        int | None, typer.Option("--since", parser=tx.length, metavar="TIME", help="Time range; default 24h.")
-    ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Serve it on this machine, until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option("--port", metavar="PORT", help="For --serve; 0 for any.")] = 0,
-    actions: Annotated[
-        bool,
-        typer.Option("--actions", help="With --serve: list what hangs, resume and recall."),
-    ] = False,
+    out: Path | None = optional("--out", "FILE", "Write the page there."),
+    since: int | None = optional("--since", "TIME", "Time range; default 24h.", parser=tx.length),
+    serve: bool = flag("--serve", "Serve it on this machine, until Ctrl-C."),
+    port: int = optional("--port", "PORT", "For --serve; 0 for any.", 0),
+    actions: bool = flag("--actions", "With --serve: list what hangs, resume and recall."),
 ) -> int:
     """Write a report of the last hours, one HTML file, or serve it.
 
@@ -198,7 +183,7 @@ def delayed(
 def recall(
     settings: Config,
     topic: Topic,
-    keys: Annotated[str, typer.Option("--keys", metavar="KEY", help="Only with this business key.")],
+    keys: Annotated[str, option("--keys", "KEY", "Only with this business key.")],
     dry_run: tx.DryRun = False,
     yes: tx.Yes = False,
 ) -> int:
