@@ -53,12 +53,6 @@ class Followed(NamedTuple):
 def follow(conf: Config, catalog: Catalog, namespace: str, topic: str) -> Followed:
     """Bring the Iceberg table of a topic to the newest version of its Delta table; it is created where it is missing.
 
-    Args:
-        conf: the coordinator's configuration.
-        catalog: Iceberg's catalog.
-        namespace: where the table is in it.
-        topic: the topic, which is the table's name.
-
     Raises:
         WarehouseError: the Delta table can't be read, or has what Iceberg can't read; or the Iceberg table of this name
             belongs to another one.

@@ -37,14 +37,8 @@ _PATIENCE_S = 600
 class Scenario:
     """The processes and tables of the demo, and the story.
 
-    Args:
-        place: a directory for databases and logs.
-        conf: the configuration.
-        kafka: arguments with which producers reach Kafka.
-        command: the command `commitlake run`.
-        tables: of the coordinator.
-        progress: is told the story.
-        started: ends the processes and services that the story starts.
+    `command` is `commitlake run`, `kafka` has the arguments with which producers reach Kafka, and `started` ends all
+    that the story starts.
 
     Attributes:
         auditor: the audit, once its Java starts.
