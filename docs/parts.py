@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-from commitlake.config.keys import KEYS
+from commitlake.config.config import KEYS
 from commitlake.tables.schemas import TABLES, TOPIC, TableLayout
 
 DOCS = Path(__file__).parent

@@ -21,6 +21,7 @@ from kafka.admin import (
 )
 
 from commitlake import config
+from commitlake.kafka import embedded
 from commitlake.kafka.clients import python_options
 from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import runtime
@@ -86,11 +87,30 @@ class Secured:
         assert not found["failed"], found
 
 
+class _BrokerWithUsers(EmbeddedBroker):
+    """Its users have passwords before the first login: for some seconds these are arguments of a process."""
+
+    def _prepare(self, controller_port: int) -> None:
+        metadata = self.data_dir / "logs" / "meta.properties"
+        is_new = not metadata.exists()
+        super()._prepare(controller_port)
+        if is_new:
+            metadata.unlink()  # a directory is formatted only once
+            self._format()
+
+    def _format(self) -> None:
+        command = [*self._command(embedded._classpath())[:-2], "kafka.tools.StorageTool", "format"]
+        command += ["--cluster-id", embedded._new_id(), "--config", "server.properties"]
+        for user, password in PASSWORDS.items():
+            command += ["--add-scram", f'{MECHANISM}=[name="{user}",password="{password}"]']
+        subprocess.run(command, check=True, cwd=self.data_dir)
+
+
 @contextmanager
 def secured_broker(place: Path) -> Iterator[Secured]:
     """A broker that lets nobody do anything but the superuser `admin`, until `permit` is called."""
     make_certificates(place)
-    broker = EmbeddedBroker(place / "kafka", properties=_properties(place), users=PASSWORDS)
+    broker = _BrokerWithUsers(place / "kafka", properties=_properties(place))
     with broker:
         yield Secured(broker, place)
 

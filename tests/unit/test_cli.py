@@ -97,7 +97,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
         return work
 
-    for name in ("run", "stop", "transaction", "pending", "summary", "audit", "maintain", "first_half_message"):
+    for name in ("run", "stop", "show_ledger", "audit", "maintain", "first_half_message"):
         monkeypatch.setattr(commands, name, record(name))
     monkeypatch.setattr(admin, "send", record("send"))
     return calls
@@ -258,7 +258,7 @@ def test_a_missing_module_is_an_error_that_names_the_extra(
     def missing(*_: object) -> None:
         raise ModuleNotFoundError(name=module)
 
-    monkeypatch.setattr(app, "load", missing)
+    monkeypatch.setattr(options, "load", missing)
     monkeypatch.setattr(sys, "argv", ["commitlake", "audit"])
     with pytest.raises(SystemExit):
         app.main()
@@ -397,9 +397,9 @@ def test_a_watched_answer_is_drawn_over_the_last_one_without_an_empty_screen_bet
         if (answer := next(answers, None)) is None:
             raise KeyboardInterrupt
         print(answer, end="")
-        return questions.FOUND
+        return output.FOUND
 
-    assert questions.repeat(True, work) == questions.FOUND
+    assert questions.repeat(True, work) == output.FOUND
     home, line, below = "\x1b[H", "\x1b[K\n", "\x1b[J"
     assert drawn == ["", f"{home}a long line{line}and another{line}{below}", f"{home}short{line}{below}"]
 

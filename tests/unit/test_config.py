@@ -24,7 +24,8 @@ from commitlake.clients.consumer.arguments import seconds as consumer_seconds
 from commitlake.clients.delta.delta_transaction import deadline_ms
 from commitlake.clients.producer.plain import milliseconds
 from commitlake.config import Config, from_mapping, of
-from commitlake.config.keys import KEYS
+from commitlake.config.config import KEYS
+from commitlake.config.sections import masked_options
 from commitlake.coordinator.resolving.rules import rule_of
 from commitlake.errors import ArgumentError, CommitLakeError, ConfigError
 from commitlake.protocol.durations import duration_ms, duration_text, seconds
@@ -44,7 +45,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert (found.kafka.topic_prefix, found.kafka.queues, found.kafka.options) == ("commitlake.", 4, {})
     assert found.trigger_interval_ms == 1_000
     assert found.transaction == config.TransactionConfig(
-        6_000, 30_000, 300_000, 15, 259_200_000, 600_000, False, "wait"
+        6_000, 30_000, 300_000, 15, "wait", 259_200_000, 600_000, False
     )
     assert found.topics == config.TopicsConfig(("*",), 1_000, 64, {}, {}, {}, {})
     assert (found.delay.levels_ms[:4], found.delay.levels_ms[-1]) == ((1_000, 5_000, 10_000, 30_000), 7_200_000)
@@ -355,7 +356,7 @@ def test_a_secret_of_databricks_is_read_where_there_is_one(monkeypatch: pytest.M
     secrets = {("commitlake", "kafka-jaas"): "the password"}
     there.dbutils = SimpleNamespace(secrets=SimpleNamespace(get=lambda scope, key: secrets[scope, key]))  # type: ignore[attr-defined]
     options = load("kafka.options.sasl.jaas.config=secret:commitlake/kafka-jaas").kafka
-    assert options.masked_options() == {"sasl.jaas.config": "secret:commitlake/kafka-jaas"}
+    assert masked_options(options.options) == "{'sasl.jaas.config': 'secret:commitlake/kafka-jaas'}"
     with pytest.raises(ConfigError, match="elsewhere use env:NAME or file:/path"):
         options.resolved_options()
     monkeypatch.setitem(sys.modules, "databricks.sdk.runtime", there)

@@ -19,7 +19,7 @@ from typer.main import get_command
 
 import commitlake
 from commitlake import CommitLakeError, TransactionListener, TransactionMQProducer, errors, testing
-from commitlake.config.keys import KEYS
+from commitlake.config.config import KEYS
 from commitlake.protocol import version
 from commitlake.protocol.states import Delivery, Reason, Refusal, State
 from commitlake.tables.schemas import TABLES

@@ -13,6 +13,7 @@ import pytest
 from tests.support.gateway import certified
 from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
 from tests.support.polling import awaited
+from typer.testing import CliRunner
 
 from commitlake.clients.gateway import checks as module
 from commitlake.clients.gateway import server
@@ -26,13 +27,12 @@ from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import servicers
 from commitlake.clients.gateway.stubs import services as s
 from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
-from commitlake.config import from_mapping
 from commitlake.errors import ConfigError, UncertainSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import CheckRecord, OpRecord
 from commitlake.testing import Fault
 from commitlake.testing.codecs import decode_op
-from commitlake.tools.cli import gateway
+from commitlake.tools.cli import app
 
 
 def signed(key: str = "shop", secret: str = "s3cret", when: str = "20260101T000000Z", form: str = "{key}") -> Any:
@@ -154,14 +154,18 @@ def test_tls(tmp_path: Path) -> None:
         asyncio.run(asyncio.wait_for(work(), 30))
 
 
+def run_command(*words: str) -> None:
+    line = ["gateway", "--listen=127.0.0.1:0", "--set=kafka.bootstrap_servers=127.0.0.1:1", *words]
+    CliRunner().invoke(app.app, line, catch_exceptions=False)
+
+
 def test_the_command_takes_no_keys_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = from_mapping({"kafka.bootstrap_servers": "127.0.0.1:1"})
     with pytest.raises(ConfigError, match="only says where") as error:
-        gateway.run(settings, "127.0.0.1:0", None, None, "shop: s3cret", "kafka-python")
+        run_command("--access-keys=shop: s3cret")
     assert "s3cret" not in str(error.value)
     monkeypatch.setenv("NO_KEYS", "s3cret")
     with pytest.raises(ConfigError, match="not a list of keys"):
-        gateway.run(settings, "127.0.0.1:0", None, None, "env:NO_KEYS", "kafka-python")
+        run_command("--access-keys=env:NO_KEYS")
 
 
 @pytest.mark.parametrize(("is_there", "engine"), [(True, "confluent"), (False, "kafka-python")])
@@ -177,8 +181,8 @@ def test_librdkafka_sends_where_it_is_installed(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(importlib.util, "find_spec", found)
     monkeypatch.setattr(server, "serve", serve)
-    for given in (None, "kafka-python"):
-        gateway.run(from_mapping({"kafka.bootstrap_servers": "127.0.0.1:1"}), "127.0.0.1:0", None, None, None, given)
+    run_command()
+    run_command("--engine=kafka-python")
     assert began == [engine, "kafka-python"]
 
 

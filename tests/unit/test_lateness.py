@@ -19,7 +19,7 @@ from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.questions.transactions import Wanted
 from commitlake.tables import TABLES
 from commitlake.tools import doctor
-from commitlake.tools.cli import questions
+from commitlake.tools.cli import output, questions
 from commitlake.tools.findings import Diagnosis
 from commitlake.tools.report import figures
 
@@ -102,7 +102,7 @@ def test_stats_doctor_and_page_tell_it(warehouse: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(doctor, "_MOST_LATE_S", 26)
         assert doctor._late(tables, config).detail == f"{told}; `commitlake stats --since 1h` tells all"
     asked = questions.ask(config, lambda tables: overview.stats(tables, now_ms() - HOUR_MS, now_ms()), 9, as_json=True)
-    assert asked == questions.FOUND
+    assert asked == output.FOUND
 
 
 WEEK_MS, MINUTE_MS = 7 * 86_400_000, 60_000

@@ -1,6 +1,6 @@
 """The configuration, and what it names: places, secrets, what a terminal shows.
 
-Begin with `keys.py`, the one table of keys. A new key is a line there, and a field of `config.py` or `sections.py`.
+Begin with `config.py`: each key is a field there, or in one of its sections, `sections.py`.
 """
 
 from __future__ import annotations

@@ -2,68 +2,68 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from commitlake.config import sections, yaml_texts
-from commitlake.config.keys import BY_NAME, CHECKS, KEYS, MAPS, OPTIONS_KEY, masked, unknown_key
+from commitlake.config.keys import CHECKS, KEY, OPTIONS_KEY, Key, key, masked, time
 from commitlake.config.locations import CATALOG
-from commitlake.config.values import duration, plain
+from commitlake.config.values import of_checkpoints, optional, plain, rules, size, table_location
 from commitlake.errors import ArgumentError, ConfigError
-from commitlake.protocol.durations import duration_text
 from commitlake.protocol.wire import Settings
 
 ENVIRONMENT_PREFIX = "COMMITLAKE__"
 
 
+def _masked(given: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of rules, without their secrets."""
+
+    def shown(name: str, value: Any) -> object:
+        return [masked(name, str(each)) for each in value] if isinstance(value, list) else masked(name, str(value))
+
+    return str({group: {name: shown(name, value) for name, value in rule.items()} for group, rule in given.items()})
+
+
 @dataclass(frozen=True)
 class Config:
-    """A whole, checked configuration. Immutable and picklable.
+    """A whole, checked configuration, immutable and picklable: fields that are keys, and sections of such fields."""
 
-    Attributes:
-        warehouse: where the tables are: an absolute directory, a URI, or `schema:<catalog>.<schema>`.
-        checkpoints: where Spark keeps its checkpoints: an absolute directory or a URI.
-        receipts: where consumers keep their receipts; empty: beside the warehouse.
-        receipts_retention_ms: age at which they delete receipts of messages that are done; 0: never.
-        catalog: how a catalog's tables are found without Spark.
-        kafka: where Kafka is.
-        trigger_interval_ms: least time from round to round; a record that comes alone is read within 100 ms.
-        standby_after_ms: time without a sign of the coordinator after which a standby takes over.
-        transaction: when transactions are checked and discarded.
-        checks: rules by which a table answers for a producer group.
-        topics: destination topics.
-        delay: delays of messages.
-        max_message_size: the largest value of a record, in bytes.
-        gateway: what a gateway takes of RocketMQ's clients.
-        maintenance: compaction and retention.
-        accept: losses and changes of Kafka that are accepted at this start.
-        metrics: where the coordinator serves its metrics.
-    """
-
-    warehouse: str
-    checkpoints: str
-    receipts: str
-    receipts_retention_ms: int
-    catalog: sections.CatalogConfig
-    kafka: sections.KafkaConfig
-    trigger_interval_ms: int
-    standby_after_ms: int
-    transaction: sections.TransactionConfig
-    checks: Mapping[str, Mapping[str, Any]] = field(hash=False, repr=False)
-    topics: sections.TopicsConfig
-    delay: sections.DelayConfig
-    max_message_size: int
-    gateway: sections.GatewayConfig
-    maintenance: sections.MaintenanceConfig
-    accept: sections.AcceptConfig
-    metrics: sections.MetricsConfig
+    warehouse: str = key(
+        table_location, "./warehouse", "where the tables are: a directory or URI, or schema:<catalog.schema>"
+    )
+    checkpoints: str = key(of_checkpoints, "./checkpoints", "where Spark keeps its checkpoints: a directory or URI")
+    receipts: str = key(
+        optional(table_location), "", "where consumers keep what they did; empty: the warehouse's name and _receipts"
+    )
+    receipts_retention_ms: int = time(
+        "30d", "age at which receipts of messages that are done go; 0s: never", name="receipts.retention"
+    )
+    catalog: sections.CatalogConfig = field(default_factory=sections.CatalogConfig)
+    kafka: sections.KafkaConfig = field(default_factory=sections.KafkaConfig)
+    trigger_interval_ms: int = time(
+        "1s", "time from round to round at least; what comes alone is read within 100 ms", 1
+    )
+    standby_after_ms: int = time("15s", "silence after which a standby takes over, off local disks", 1_000)
+    transaction: sections.TransactionConfig = field(default_factory=sections.TransactionConfig)
+    checks: Mapping[str, Mapping[str, Any]] = key(
+        rules, {}, "by producer group: what answers its checks, a database or a table", _masked, repr=False
+    )
+    topics: sections.TopicsConfig = field(default_factory=sections.TopicsConfig)
+    delay: sections.DelayConfig = field(default_factory=sections.DelayConfig)
+    max_message_size: int = key(size, "4MiB", "the largest value of a record")
+    gateway: sections.GatewayConfig = field(default_factory=sections.GatewayConfig)
+    maintenance: sections.MaintenanceConfig = field(default_factory=sections.MaintenanceConfig)
+    metrics: sections.MetricsConfig = field(default_factory=sections.MetricsConfig)
+    accept: sections.AcceptConfig = field(default_factory=sections.AcceptConfig)
 
     @property
     def scratch(self) -> str:
@@ -116,27 +116,22 @@ class Config:
 
     def describe(self) -> str:
         """Return one `key = value` line for each key, each value as a file may have it, secrets masked."""
-        return "\n".join(f"{key.name} = {self._shown(key.path)}" for key in KEYS)
-
-    def _shown(self, path: str) -> str:
-        if path == OPTIONS_KEY:
-            return str(self.kafka.masked_options())
-        if path == CHECKS:
-            return str({group: _masked(rule) for group, rule in self.checks.items()})
-        value: Any = self
-        for part in path.split("."):
-            value = getattr(value, part)
-        if path.endswith("_ms"):
-            return duration_text(value)
-        return str(value).lower() if isinstance(value, bool) else str([*value] if isinstance(value, tuple) else value)
+        return "\n".join(f"{each.name} = {each.text(attrgetter(each.path)(self))}" for each in KEYS)
 
 
-def _masked(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule with its secrets masked; its places are a list."""
-    return {
-        name: [masked(name, str(each)) for each in value] if isinstance(value, list) else masked(name, str(value))
-        for name, value in rule.items()
-    }
+def _keys_of(section: Any, above: str = "") -> Iterator[Key]:
+    for each in fields(section):
+        path, found = f"{above}{each.name}", each.metadata.get(KEY)
+        if found is None:
+            yield from _keys_of(each.default_factory, f"{path}.")
+        else:
+            yield replace(found, name=found.name or path.removesuffix("_ms"), path=path)
+
+
+KEYS = tuple(_keys_of(Config))
+BY_NAME = {each.name: each for each in KEYS}
+MAPS = frozenset(each.name for each in KEYS if each.default == {})
+"""Keys whose value is a map."""
 
 
 def load(
@@ -272,19 +267,19 @@ def _build(values: Mapping[str, object]) -> Config:
         if name not in BY_NAME:
             raise unknown_key(name, values[name])
     given: dict[str, dict[str, Any]] = {}
-    for key in KEYS:
-        section, _, attribute = key.path.rpartition(".")
-        given.setdefault(section, {})[attribute] = key.value(values.get(key.name, key.default))
-    given["delay"]["levels_ms"] = tuple(map(duration(), given["delay"]["levels"]))
-    return Config(
-        catalog=sections.CatalogConfig(**given["catalog"]),
-        kafka=sections.KafkaConfig(**given["kafka"]),
-        transaction=sections.TransactionConfig(**given["transaction"]),
-        topics=sections.TopicsConfig(**given["topics"]),
-        delay=sections.DelayConfig(**given["delay"]),
-        gateway=sections.GatewayConfig(**given["gateway"]),
-        maintenance=sections.MaintenanceConfig(**given["maintenance"]),
-        accept=sections.AcceptConfig(**given["accept"]),
-        metrics=sections.MetricsConfig(**given["metrics"]),
-        **given[""],
-    )
+    for each in KEYS:
+        section, _, attribute = each.path.rpartition(".")
+        given.setdefault(section, {})[attribute] = each.value(values.get(each.name, each.default))
+    kinds: dict[str, Any] = {kind.name: kind.default_factory for kind in fields(Config)}
+    return Config(**given.pop(""), **{name: kinds[name](**found) for name, found in given.items()})
+
+
+def unknown_key(name: str, value: object) -> ConfigError:
+    """The error about a key that does not exist, with the nearest ones."""
+    close = difflib.get_close_matches(name, BY_NAME, n=3)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    # A map may belong to a misspelt key and have a password in it; below these, the value may be a misplaced password.
+    is_map = str(value).lstrip().startswith(("{", "["))
+    shown = "***" if is_map or name.startswith(("kafka", "catalog", CHECKS)) else masked(name, str(value))
+    msg = f"unknown configuration key {name}; {hint}its value is {shown}; known keys: {', '.join(BY_NAME)}"
+    return ConfigError(msg)

@@ -21,10 +21,6 @@ def is_secret_reference(value: str) -> bool:
 def resolve(key: str, value: str) -> str:
     """The secret that `env:NAME`, `file:/path` or, on Databricks, `secret:scope/key` names; any other value as it is.
 
-    Args:
-        key: key of the configuration, for errors.
-        value: its value.
-
     Raises:
         ConfigError: the variable is not set, or the file or secret is not readable.
     """

@@ -1,4 +1,4 @@
-"""The sections of the configuration, checked and with their units in their names.
+"""The sections of the configuration: each field is a key, checked and with its unit in its name.
 
 Plain dataclasses, not pydantic: its compiled core can't be shipped to executors with `--py-files`, and every producer
 imports `KafkaConfig`.
@@ -7,40 +7,40 @@ imports `KafkaConfig`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from commitlake.config.keys import OPTIONS_KEY, masked
+from commitlake.config import values
+from commitlake.config.keys import OPTIONS_KEY, key, masked, time
 from commitlake.config.secret_references import resolve
-from commitlake.config.values import AVRO, EMBEDDED, Age, Dedup, TopicSchema
+from commitlake.config.values import AVRO, EMBEDDED, Age, Dedup, TopicSchema, flag, integer, optional, size
 from commitlake.errors import ConfigError
-from commitlake.protocol.durations import MARGIN_MS
+from commitlake.protocol.durations import HOUR_MS, MARGIN_MS
 from commitlake.protocol.kafka_topics import MOST_OF_A_NAME, check_topic
 
 _COMMITTED = "read_committed"
 
 
+def masked_options(options: Mapping[str, str]) -> str:
+    """The text of options of Kafka's clients as it may be shown: secrets as `***`, references as they are."""
+    return str({name: masked(name, value) for name, value in options.items()})
+
+
 @dataclass(frozen=True)
 class KafkaConfig:
-    """Where Kafka is, and how to reach it.
+    """Where Kafka is, and how to reach it; options have the Java client's names."""
 
-    Attributes:
-        bootstrap_servers: `host:port,...`, or `embedded`.
-        topic_prefix: put before the name of each Kafka topic.
-        queues: partitions of half, op, messages and check.
-        options: client options in the Java client's names; values may be `env:NAME`, `file:/path` or, on
-            Databricks, `secret:scope/key`.
-        embedded_dir: where the embedded broker keeps its data; empty: inside the warehouse.
-        embedded_port: its loopback port; 0: any that is free.
-        check_topics: producer groups with a check topic of their own.
-    """
-
-    bootstrap_servers: str
-    topic_prefix: str
-    queues: int
-    options: Mapping[str, str] = field(hash=False)
-    embedded_dir: str = ""
-    embedded_port: int = 0
-    check_topics: tuple[str, ...] = ()
+    bootstrap_servers: str = key(values.servers, EMBEDDED, "host:port,... or 'embedded' for a broker of its own")
+    topic_prefix: str = key(values.prefix, "commitlake.", "put before each Kafka topic's name")
+    queues: int = key(integer(1, 4_096), 4, "partitions of half, op, messages and check")
+    check_topics: tuple[str, ...] = key(values.groups, [], "producer groups with a check topic of their own")
+    options: Mapping[str, str] = key(
+        *(values.options, {}, "options of all Kafka clients; values may be env:NAME, file:/path, secret:scope/key"),
+        text=masked_options,
+    )
+    embedded_dir: str = key(
+        optional(values.location), "", "where the embedded broker keeps its data; empty: inside the warehouse"
+    )
+    embedded_port: int = key(integer(0, 65_535), 0, "loopback port of the embedded broker; 0: any that is free")
 
     def __post_init__(self) -> None:
         long = [name for name in map(check_topic, self.check_topics) if len(self.topic(name)) > MOST_OF_A_NAME]
@@ -104,31 +104,23 @@ class KafkaConfig:
         """
         return {name: resolve(f"{OPTIONS_KEY}.{name}", value) for name, value in self.options.items()}
 
-    def masked_options(self) -> dict[str, str]:
-        """Return the options as they may be shown: secrets as `***`, references as they are."""
-        return {name: masked(name, value) for name, value in self.options.items()}
-
     def __repr__(self) -> str:
         """Show everything but secrets."""
         return (
             f"KafkaConfig(bootstrap_servers={self.bootstrap_servers!r}, topic_prefix={self.topic_prefix!r}, "
-            f"queues={self.queues}, options={self.masked_options()})"
+            f"queues={self.queues}, options={masked_options(self.options)})"
         )
 
 
 @dataclass(frozen=True)
 class CatalogConfig:
-    """Where the tables of a warehouse in a catalog are, for all that reads without Spark: a place, or who knows it.
+    """Where the tables of a warehouse in a catalog are, for all that reads without Spark: a place, or who knows it."""
 
-    Attributes:
-        location: the directory or URI below which the schema's tables are.
-        url: Unity Catalog's REST API.
-        token: a reference to its token; empty: none.
-    """
-
-    location: str = ""
-    url: str = ""
-    token: str = ""
+    location: str = key(
+        optional(values.table_location), "", "of a warehouse in a catalog: the directory or URI of its schema"
+    )
+    url: str = key(optional(values.address), "", "or Unity Catalog's REST API, https://HOST/api/2.1/unity-catalog")
+    token: str = key(optional(values.reference), "", "its token: env:NAME, file:/path or secret:scope/key")
 
     def __post_init__(self) -> None:
         if self.location and self.url:
@@ -138,27 +130,16 @@ class CatalogConfig:
 
 @dataclass(frozen=True)
 class TransactionConfig:
-    """When a transaction is checked and when it is discarded.
+    """When a transaction is checked and when it is discarded."""
 
-    Attributes:
-        timeout_ms: age of a half message at its first check.
-        check_interval_ms: time from the answer UNKNOWN to the next check.
-        check_repeat_ms: time after which a check that nobody answered is sent again.
-        check_max: answered checks before a transaction is discarded.
-        retention_ms: age at which an open transaction is discarded.
-        op_park_time_ms: how long an op waits for its half message.
-        reject: whether new half messages are rejected.
-        unanswered: `wait` for the answer of a check, or `count` the check without one.
-    """
-
-    timeout_ms: int
-    check_interval_ms: int
-    check_repeat_ms: int
-    check_max: int
-    retention_ms: int
-    op_park_time_ms: int
-    reject: bool
-    unanswered: str = "wait"
+    timeout_ms: int = time("6s", "age of a half message at its first check")
+    check_interval_ms: int = time("30s", "time from the answer UNKNOWN to the next check", 1)
+    check_repeat_ms: int = time("5m", "pause before an unanswered check is sent again; doubles to 1h", 1)
+    check_max: int = key(integer(0, 30_000), 15, "answered checks before a transaction is discarded")
+    unanswered: str = key(values.choice("wait", "count"), "wait", "whether an unanswered check waits or counts")
+    retention_ms: int = time("72h", "age at which an open transaction is discarded", 1)
+    op_park_time_ms: int = time("10m", "how long an op waits for its half message")
+    reject: bool = key(flag, False, "refuse new half messages")
 
     @property
     def hangs_after_ms(self) -> int:
@@ -173,25 +154,21 @@ class TransactionConfig:
 
 @dataclass(frozen=True)
 class TopicsConfig:
-    """Which destination topics there may be.
+    """Which destination topics there may be."""
 
-    Attributes:
-        allowed: shell patterns of their names.
-        max: how many there may be.
-        max_queues: queues that each may have.
-        to_kafka: those whose messages go to a Kafka topic as well, with its name.
-        dedup: those that show a name once.
-        schemas: those whose tables have columns for the bodies.
-        retention: the age at which rows of their tables go, in ms, by topic; `default` for all others; 0: never.
-    """
-
-    allowed: tuple[str, ...]
-    max: int
-    max_queues: int
-    to_kafka: Mapping[str, str] = field(hash=False)
-    dedup: Mapping[str, Dedup] = field(hash=False)
-    retention: Mapping[str, Age] = field(hash=False)
-    schemas: Mapping[str, TopicSchema] = field(hash=False)
+    allowed: tuple[str, ...] = key(values.texts, ["*"], "shell patterns of the destination topics")
+    max: int = key(integer(1, 100_000), 1_000, "destination topics there may be")
+    max_queues: int = key(integer(1, 1 << 20), 64, "queues a destination topic may have")
+    to_kafka: Mapping[str, str] = key(
+        values.targets, {}, "topics that go to Kafka topics as well, for example {orders: orders-committed}"
+    )
+    dedup: Mapping[str, Dedup] = key(values.dedups, {}, "topics that show a name once")
+    retention: Mapping[str, Age] = key(
+        values.ages, {}, "by topic, or default: age at which rows of its table go, for example {clicks: 30d}"
+    )
+    schemas: Mapping[str, TopicSchema] = key(
+        values.schemas, {}, "by topic: columns for its bodies, for example {orders: {format: json, schema: id INT}}"
+    )
 
     def __post_init__(self) -> None:
         for topic, each in self.dedup.items():
@@ -214,76 +191,49 @@ class TopicsConfig:
 
 @dataclass(frozen=True)
 class DelayConfig:
-    """The delays that a message may have.
+    """The delays that a message may have."""
 
-    Attributes:
-        levels_ms: delays of the levels 1, 2, ... in ms.
-        levels: the same as written, for example `30s`.
-        max_ms: the longest delay.
-    """
+    levels: tuple[str, ...] = key(values.levels, values.LEVELS, "delays of the levels 1, 2, ...")
+    max_ms: int = time("40d", "the longest delay", 1)
 
-    levels_ms: tuple[int, ...]
-    levels: tuple[str, ...]
-    max_ms: int
+    @property
+    def levels_ms(self) -> tuple[int, ...]:
+        """Delays of the levels 1, 2, ... in ms."""
+        return tuple(map(values.duration(), self.levels))
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """Limits of a gateway for RocketMQ's clients; the defaults are RocketMQ's.
+    """Limits of a gateway for RocketMQ's clients; the defaults are RocketMQ's."""
 
-    Attributes:
-        max_properties: user properties of a message.
-        max_property_size: bytes of its tag, keys and user properties together.
-        max_message_group: bytes of its message group.
-        min_invisible_ms: the shortest invisible duration with which a client receives.
-    """
-
-    max_properties: int
-    max_property_size: int
-    max_message_group: int
-    min_invisible_ms: int
+    max_properties: int = key(integer(0, 100_000), 128, "user properties of a message that a gateway takes")
+    max_property_size: int = key(size, "16KiB", "bytes of its tag, keys and user properties together")
+    max_message_group: int = key(size, "63B", "bytes of its message group")
+    min_invisible_ms: int = time("10s", "the shortest invisible duration of a receive", 1)
 
 
 @dataclass(frozen=True)
 class MaintenanceConfig:
-    """When tables are compacted, and what is kept for how long.
+    """When tables are compacted, and what is kept for how long."""
 
-    Attributes:
-        interval_ms: time between runs of maintenance in the coordinator; 0: none.
-        retention_ms: age after their end at which rows of all but topic tables may be deleted.
-        file_retention_ms: how long unused files of these tables are kept.
-        topic_file_retention_ms: how long unused files of topic tables are kept.
-    """
-
-    interval_ms: int
-    retention_ms: int
-    file_retention_ms: int
-    topic_file_retention_ms: int
+    interval_ms: int = time("10m", "time between runs of maintenance in the coordinator; 0s: none")
+    retention_ms: int = time("30d", "age after their end at which rows of all but topic tables may go")
+    file_retention_ms: int = time("1h", "how long files that a table no longer uses are kept", HOUR_MS)
+    topic_file_retention_ms: int = time("7d", "the same of topic tables: a reader's longest absence", HOUR_MS)
 
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where the coordinator serves its metrics and its health.
+    """Where the coordinator serves its metrics and its health."""
 
-    Attributes:
-        port: of `/metrics` and `/healthz`; 0: none.
-        host: the address that it listens on.
-    """
-
-    port: int = 0
-    host: str = "127.0.0.1"
+    port: int = key(integer(0, 65_535), 0, "port of /metrics and /healthz in the coordinator; 0: none")
+    host: str = key(values.text, "127.0.0.1", "address that it listens on; 0.0.0.0, or :: with IPv6: all of them")
 
 
 @dataclass(frozen=True)
 class AcceptConfig:
-    """Losses and changes of Kafka that stop a start unless the operator accepts them once.
+    """Losses and changes of Kafka that stop a start unless the operator accepts them once."""
 
-    Attributes:
-        lost_range: Kafka no longer holds records that never landed.
-        other_cluster: this is another Kafka cluster than before.
-        recreated_topic: a Kafka topic was deleted and created again.
-    """
-
-    lost_range: bool = False
-    other_cluster: bool = False
-    recreated_topic: bool = False
+    lost_range: bool = key(flag, False, "start though Kafka no longer holds records that never landed")
+    other_cluster: bool = key(flag, False, "start though this is another Kafka cluster than before")
+    recreated_topic: bool = key(flag, False, "start though a Kafka topic was deleted and created again")

@@ -6,7 +6,7 @@ import codecs
 import io
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 def escape_other_letters(stream: object) -> None:
@@ -17,7 +17,7 @@ def escape_other_letters(stream: object) -> None:
 
 def printable(text: str) -> str:
     r"""The text with each control character as an escape, such as `\x1b`: a terminal obeys ESC, also one in an id."""
-    return text if text.isprintable() else "".join(_escaped(each) for each in text)
+    return _with_escapes(text, lambda letter: letter.encode("unicode_escape").decode())
 
 
 def lines(text: str) -> str:
@@ -32,8 +32,7 @@ def counted(number: int, noun: str) -> str:
 
 def json_line(row: Mapping[str, object]) -> str:
     """A JSON object on one line, with other letters as they are and control characters as JSON's escapes."""
-    text = json.dumps(row, ensure_ascii=False)
-    return text if text.isprintable() else "".join(_json_escaped(each) for each in text)
+    return _with_escapes(json.dumps(row, ensure_ascii=False), lambda letter: json.dumps(letter)[1:-1])
 
 
 def shell_word(text: str) -> str:
@@ -43,12 +42,8 @@ def shell_word(text: str) -> str:
     return "$'" + "".join(f"\\x{octet:02x}" for octet in text.encode("utf-8", "surrogatepass")) + "'"
 
 
-def _escaped(letter: str) -> str:
-    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-
-
-def _json_escaped(letter: str) -> str:
-    return letter if letter.isprintable() else json.dumps(letter)[1:-1]
+def _with_escapes(text: str, escape: Callable[[str], str]) -> str:
+    return text if text.isprintable() else "".join(each if each.isprintable() else escape(each) for each in text)
 
 
 def _escaped_where(error: UnicodeError) -> tuple[str, int]:

@@ -46,12 +46,21 @@ def plain(value: Any) -> Any:
     return plain_text(value) if isinstance(value, str) else value
 
 
-def text(value: object) -> str:
+def _need(is_allowed: object, allowed: str) -> None:
+    """Raise the error that says what is allowed, unless the value is."""
+    if not is_allowed:
+        raise ValueError(allowed)
+
+
+def optional(parse: Callable[[Any], str]) -> Callable[[object], str]:
+    """Return a parser that takes an empty value for none."""
+    return lambda value: parse(value) if value else ""
+
+
+def text(value: Any) -> str:
     """Parse any non-empty string."""
-    if not isinstance(value, str) or not value.strip():
-        msg = "a non-empty string"
-        raise ValueError(msg)
-    return value.strip()
+    _need(isinstance(value, str) and value.strip(), "a non-empty string")
+    return plain_text(value).strip()
 
 
 def location(value: object) -> str:
@@ -69,79 +78,56 @@ def table_location(value: object) -> str:
     """Parse a location of tables, which deltalake can read."""
     place = location(value)
     check_readable(place)
-    if databricks.volume(place):
-        msg = "schema:<catalog>.<schema> or a URI of cloud storage; deltalake can't commit to a table in a volume"
-        raise ValueError(msg)
+    _need(
+        not databricks.volume(place),
+        "schema:<catalog>.<schema> or a URI of cloud storage; deltalake can't commit to a table in a volume",
+    )
     return place
 
 
-def directory(value: object) -> str:
-    """Parse a local directory, made absolute; empty for none."""
-    return location(value) if value else ""
-
-
-def tables_beside(value: object) -> str:
-    """Parse a location of tables; empty for none."""
-    return table_location(value) if value else ""
-
-
 def address(value: object) -> str:
-    """Parse a URL of HTTP, without a user or password in it; empty for none."""
-    if not value:
-        return ""
+    """Parse a URL of HTTP, without a user or password in it."""
     url = urlsplit(text(value))
-    if url.scheme not in ("http", "https") or not url.hostname or "@" in url.netloc or url.query or url.fragment:
-        msg = "https://HOST/PATH, without a user or password"
-        raise ValueError(msg)
+    is_plain = url.scheme in ("http", "https") and url.hostname and not ("@" in url.netloc or url.query or url.fragment)
+    _need(is_plain, "https://HOST/PATH, without a user or password")
     return url.geturl().rstrip("/")
 
 
 def reference(value: object) -> str:
-    """Parse what says where a secret is; empty for none."""
-    if value and not is_secret_reference(text(value)):
-        msg = "env:NAME, file:/path or, on Databricks, secret:scope/key"
-        raise ValueError(msg)
-    return text(value) if value else ""
+    """Parse what says where a secret is."""
+    _need(is_secret_reference(text(value)), "env:NAME, file:/path or, on Databricks, secret:scope/key")
+    return text(value)
 
 
 def servers(value: object) -> str:
     """Parse `embedded` or `host:port,host:port`."""
     addresses = [address.strip() for address in text(value).split(",")]
     matches = [_SERVER.fullmatch(address) for address in addresses]
-    if addresses != [EMBEDDED] and not all(match and 0 < int(match[2]) < 1 << 16 for match in matches):
-        msg = f"'{EMBEDDED}', or host:port,host:port,..."
-        raise ValueError(msg)
+    are_addresses = all(match and 0 < int(match[2]) < 1 << 16 for match in matches)
+    _need(addresses == [EMBEDDED] or are_addresses, f"'{EMBEDDED}', or host:port,host:port,...")
     return ",".join(addresses)
 
 
-def prefix(value: object) -> str:
+def prefix(value: Any) -> str:
     """Parse a prefix of Kafka topic names; may be empty."""
-    if not isinstance(value, str) or not re.fullmatch(r"[a-zA-Z0-9._-]{0,200}", value):
-        msg = "at most 200 of the characters a-z A-Z 0-9 . _ -"
-        raise ValueError(msg)
-    return value
+    is_prefix = isinstance(value, str) and re.fullmatch(r"[a-zA-Z0-9._-]{0,200}", value)
+    _need(is_prefix, "at most 200 of the characters a-z A-Z 0-9 . _ -")
+    return plain_text(value)
 
 
 def flag(value: object) -> bool:
     """Parse true or false, or what YAML takes for them."""
     parsed = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(str(value).lower())
-    if parsed is None:
-        msg = "true or false"
-        raise ValueError(msg)
-    return parsed
+    _need(parsed is not None, "true or false")
+    return bool(parsed)
 
 
 def integer(lowest: int, highest: int) -> Callable[[object], int]:
     """Return a parser of whole numbers from `lowest` to `highest`."""
 
     def parse(value: object) -> int:
-        if (
-            isinstance(value, bool)
-            or not re.fullmatch(r"\d{1,18}", str(value))
-            or not lowest <= int(str(value)) <= highest
-        ):
-            msg = f"a whole number from {lowest} to {highest}"
-            raise ValueError(msg)
+        is_whole = not isinstance(value, bool) and re.fullmatch(r"\d{1,18}", str(value))
+        _need(is_whole and lowest <= int(str(value)) <= highest, f"a whole number from {lowest} to {highest}")
         return int(str(value))
 
     return parse
@@ -155,10 +141,9 @@ def duration(lowest_ms: int = 0) -> Callable[[object], int]:
 
     def parse(value: object) -> int:
         ms = duration_ms(value.strip() if isinstance(value, str) else value)
-        if ms is None or not lowest_ms <= ms <= _LONGEST_MS:
-            msg = f"a whole number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
-            raise ValueError(msg)
-        return ms
+        allowed = f"a whole number with a unit, such as 500ms, 6s, 5m, 72h or 40d, from {lowest_ms}ms to 36500d"
+        _need(ms is not None and lowest_ms <= ms <= _LONGEST_MS, allowed)
+        return int(ms or 0)
 
     return parse
 
@@ -167,9 +152,7 @@ def choice(*allowed: str) -> Callable[[object], str]:
     """Return a parser of one of some words."""
 
     def parse(value: object) -> str:
-        if value not in allowed:
-            msg = " or ".join(allowed)
-            raise ValueError(msg)
+        _need(value in allowed, " or ".join(allowed))
         return str(value)
 
     return parse
@@ -179,24 +162,21 @@ def size(value: object) -> int:
     """Parse a size such as `4MiB` to bytes."""
     match = _SIZE.fullmatch(str(value).strip())
     parsed = int(match[1]) * _SIZE_BYTES[match[2]] if match else 0
-    if not 1 <= parsed <= LARGEST_MESSAGE:
-        msg = "bytes, or a number with B, KiB or MiB, from 1B to 15MiB"
-        raise ValueError(msg)
+    _need(1 <= parsed <= LARGEST_MESSAGE, "bytes, or a number with B, KiB or MiB, from 1B to 15MiB")
     return parsed
 
 
-def _loaded(value: object) -> object:
+def _loaded(value: object) -> Any:
     """The value as a file has it; a text in YAML, from a command line or the environment, is parsed."""
     return yaml_texts.load(value) if isinstance(value, str) else value
 
 
-def texts(value: object) -> tuple[str, ...]:
+def texts(value: Any) -> tuple[str, ...]:
     """Parse a list of strings: YAML, or separated by commas or blanks."""
     if isinstance(value, str):
         value = yaml_texts.load(value) if value.lstrip().startswith("[") else re.split(r"[,\s]+", value.strip())
-    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) and item for item in value):
-        msg = "a list of strings with at least one"
-        raise ValueError(msg)
+    are_texts = isinstance(value, list | tuple) and value and all(isinstance(item, str) and item for item in value)
+    _need(are_texts, "a list of strings with at least one")
     return tuple(value)
 
 
@@ -204,8 +184,8 @@ def levels(value: object) -> tuple[str, ...]:
     """Parse the delay levels, a list of durations."""
     try:
         parsed = texts(value)
-        if not all(map(duration(1), parsed)):
-            raise ValueError
+        for level in parsed:
+            duration(1)(level)
     except ValueError as error:
         msg = f"a list of durations such as '{LEVELS}'"
         raise ValueError(msg) from error
@@ -219,15 +199,14 @@ _RULE = (*_SUBJECTS, "match", "commit", "rollback", "user", "password", _EVERY, 
 """Keys of a rule; it must have just one of the first two. All are texts, but for the last two."""
 
 
-def rules(value: object) -> dict[str, dict[str, Any]]:
+def rules(value: Any) -> dict[str, dict[str, Any]]:
     """Parse a map of producer groups to rules; their conditions are read where they are used."""
     value = _loaded(value)
-    if not isinstance(value, dict) or not all(map(_is_rule, value.values())):
-        msg = (
-            f"a map of producer groups to maps with {', '.join(_RULE)}, of which it needs either database or table; "
-            f"{_EVERY} is a duration, {_PLACES} is a list of directories or URIs, all others are texts"
-        )
-        raise ValueError(msg)
+    _need(
+        isinstance(value, dict) and all(map(_is_rule, value.values())),
+        f"a map of producer groups to maps with {', '.join(_RULE)}, of which it needs either database or table; "
+        f"{_EVERY} is a duration, {_PLACES} is a list of directories or URIs, all others are texts",
+    )
     return {
         str(group): {key: [*map(location, given)] if key == _PLACES else given for key, given in rule.items()}
         for group, rule in value.items()
@@ -242,26 +221,24 @@ def _is_rule(rule: object) -> bool:
     return well and all(isinstance(given, str) for key, given in rule.items() if key not in (_EVERY, _PLACES))
 
 
-def groups(value: object) -> tuple[str, ...]:
+def groups(value: Any) -> tuple[str, ...]:
     """Parse a list of producer groups whose names can be a part of a Kafka topic's; it may be empty."""
     value = _loaded(value)
-    if not isinstance(value, list | tuple) or not all(
+    are_groups = isinstance(value, list | tuple) and all(
         isinstance(group, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,100}", group) for group in value
-    ):
-        msg = "a list of producer groups, each 1 to 100 of the characters a-z A-Z 0-9 . _ -"
-        raise ValueError(msg)
+    )
+    _need(are_groups, "a list of producer groups, each 1 to 100 of the characters a-z A-Z 0-9 . _ -")
     return tuple(dict.fromkeys(value))
 
 
-def targets(value: object) -> dict[str, str]:
+def targets(value: Any) -> dict[str, str]:
     """Parse a map of destination topics to Kafka topics."""
     value = _loaded(value)
-    if not isinstance(value, dict) or not all(
+    are_targets = isinstance(value, dict) and all(
         isinstance(topic, str) and isinstance(target, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,249}", target)
         for topic, target in value.items()
-    ):
-        msg = "a map of topics to names of Kafka topics, each 1 to 249 of the characters a-z A-Z 0-9 . _ -"
-        raise ValueError(msg)
+    )
+    _need(are_targets, "a map of topics to names of Kafka topics, each 1 to 249 of the characters a-z A-Z 0-9 . _ -")
     return dict(value)
 
 
@@ -377,10 +354,9 @@ def ages(value: object) -> dict[str, Age]:
     )
 
 
-def options(value: object) -> dict[str, str]:
+def options(value: Any) -> dict[str, str]:
     """Parse a map of Kafka client options to strings."""
     value = _loaded(value)
-    if not isinstance(value, dict) or not all(isinstance(item, str | int | float) for item in value.values()):
-        msg = "a map of the Java client's option names to strings or numbers"
-        raise ValueError(msg)
+    are_options = isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value.values())
+    _need(are_options, "a map of the Java client's option names to strings or numbers")
     return {str(name): str(item).lower() if isinstance(item, bool) else str(item) for name, item in value.items()}

@@ -24,9 +24,7 @@ QUICK_TIMEOUT_MS = 2_000
 def connect(config: Config, timeout_ms: int = CONNECT_TIMEOUT_MS) -> Iterator[KafkaAdminClient]:
     """Yield an admin client, and turn its errors into a `KafkaError` that says what to do.
 
-    Args:
-        config: says where Kafka is.
-        timeout_ms: how long to try to connect; a request may take twice that time.
+    To connect may take `timeout_ms`, and a request twice that time.
 
     Raises:
         KafkaError: Kafka is out of reach (raised within 10 s), refuses access, or answers with an error.

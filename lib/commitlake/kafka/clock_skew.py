@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
@@ -28,17 +27,6 @@ class Skew:
     ahead_ms: float
     error_ms: float
 
-    @classmethod
-    def of(cls, sent: int, appended: int, acknowledged: int) -> Self:
-        """The skew by one record. The broker appended it during the round trip, so the error is half of the round trip.
-
-        Args:
-            sent: the driver's time before the record was sent, ms since epoch, UTC.
-            appended: the broker's append time of the record, ms since epoch, UTC.
-            acknowledged: the driver's time after its acknowledgement, ms since epoch, UTC.
-        """
-        return cls((sent + acknowledged) / 2 - appended, (acknowledged - sent) / 2)
-
     @property
     def is_certain(self) -> bool:
         """Whether the clocks are further apart than tolerated even if the error is as large as it can be."""
@@ -48,13 +36,15 @@ class Skew:
 def measured(append: Callable[[int], int], clock: BrokerClock | None = None) -> Skew:
     """The skew by one record: `append` sends it with the given time, and returns its append time.
 
-    Both times are in ms since epoch, UTC. A `clock` is set by the append time.
+    Both times are in ms since epoch, UTC. A `clock` is set by the append time. The broker appends the record during the
+    round trip, so the error is half of that.
     """
     sent = now_ms()
     appended = append(sent)
     if clock is not None:
         clock.set(appended)
-    return Skew.of(sent, appended, now_ms())
+    acknowledged = now_ms()
+    return Skew((sent + acknowledged) / 2 - appended, (acknowledged - sent) / 2)
 
 
 def newest_ms(config: Config) -> int | None:

@@ -84,8 +84,6 @@ class EmbeddedBroker:
             cluster id. None for a temporary directory that is deleted with the broker.
         port: the loopback port; 0 for a free one.
         properties: server properties that take precedence over the broker's own, for example those of a secured one.
-        users: passwords by user, for SCRAM-SHA-512 credentials in a new data directory. For some seconds they are
-            arguments of a process, so they are not secret on a machine with other users.
     """
 
     def __init__(
@@ -94,13 +92,11 @@ class EmbeddedBroker:
         port: int = 0,
         *,
         properties: Mapping[str, str] | None = None,
-        users: Mapping[str, str] | None = None,
     ) -> None:
         self._is_temporary = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="commitlake-kafka-") if data_dir is None else data_dir).absolute()
         self._configured_port = port
         self._properties = dict(properties or {})
-        self._users = dict(users or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
@@ -125,7 +121,7 @@ class EmbeddedBroker:
         classpath = _classpath()
         lock = self._lock()
         try:
-            self._prepare(classpath, controller_port=_free_port(0))
+            self._prepare(controller_port=_free_port(0))
             self._launch(classpath, lock)
         finally:
             os.close(lock)
@@ -210,7 +206,7 @@ class EmbeddedBroker:
                 code,
             )
 
-    def _prepare(self, classpath: str, controller_port: int) -> None:
+    def _prepare(self, controller_port: int) -> None:
         logs = self.data_dir / "logs"
         try:
             logs.mkdir(parents=True, exist_ok=True)
@@ -218,29 +214,13 @@ class EmbeddedBroker:
             properties += "".join(f"{name}={value}\n" for name, value in self._properties.items())  # the last wins
             (self.data_dir / "server.properties").write_text(properties)
             (self.data_dir / "log4j2.properties").write_text(_LOGGING)
-            if not (logs / "meta.properties").exists() and self._users:
-                self._format(classpath)
-            elif not (logs / "meta.properties").exists():
+            if not (logs / "meta.properties").exists():
                 # `kafka-storage format` writes the same, but starts a JVM for 2 s.
                 (logs / "meta.properties").write_text(f"version=1\ncluster.id={_new_id()}\nnode.id={_NODE}\n")
         except OSError as error:
             raise EmbeddedBrokerError(self._unwritable(error)) from error
 
-    def _format(self, classpath: str) -> None:
-        """Format the data directory with credentials: the only way to have some before the first login."""
-        command = [*self._java(classpath), "kafka.tools.StorageTool", "format", "--cluster-id", _new_id()]
-        command += ["--config", "server.properties"]
-        for user, password in self._users.items():
-            command += ["--add-scram", f'SCRAM-SHA-512=[name="{user}",password="{password}"]']
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self.data_dir)
-        self.log_file.write_text(done.stdout + done.stderr)
-        if done.returncode:
-            raise EmbeddedBrokerError(self._failure(f"cannot format its data directory: exit code {done.returncode}"))
-
     def _command(self, classpath: str) -> list[str]:
-        return [*self._java(classpath), "kafka.Kafka", "server.properties"]
-
-    def _java(self, classpath: str) -> list[str]:
         return [
             runtime.java(),
             *runtime.LANGUAGE.split(),
@@ -249,8 +229,7 @@ class EmbeddedBroker:
             "-XX:+UseSerialGC",
             "-Dfile.encoding=UTF-8",
             "-Dlog4j2.configurationFile=log4j2.properties",
-            "-cp",
-            classpath,
+            *("-cp", classpath, "kafka.Kafka", "server.properties"),
         ]
 
     def _wait_until_started(self) -> None:

@@ -28,12 +28,9 @@ _LONG_S = 30.0
 
 
 class LogEndWatcher:
-    """Asks where the logs of all topics that land end; used by one thread at a time.
+    """Asks where the logs of all topics that land end, and calls `tell` with that; used by one thread at a time.
 
-    Args:
-        config: says where Kafka is.
-        known: where logs ended before.
-        tell: called with the current ends.
+    `known` is where the logs ended before.
     """
 
     def __init__(self, config: Config, known: LogEnds, tell: Callable[[LogEnds], None]) -> None:

@@ -20,9 +20,7 @@ _WAIT_S = 5.0
 def oldest_ms(config: Config, offsets: Mapping[Place, int]) -> int | None:
     """When the oldest of the next records was appended, ms since epoch, UTC; None when there is none.
 
-    Args:
-        config: says where Kafka is.
-        offsets: the next offset of each partition that has records to read, by topic without prefix and partition.
+    `offsets` has the next offset of each partition that has records to read.
 
     Raises:
         KafkaError: Kafka is out of reach, or refuses.

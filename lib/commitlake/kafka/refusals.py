@@ -57,9 +57,7 @@ class Loop(NetworkSelector):  # type: ignore[misc]
 class Client(KafkaNetClient):  # type: ignore[misc]
     """kafka-python's client, but its first contact fails with the refusal instead of a timeout.
 
-    Args:
-        net: a loop that it shares with other clients; None for a loop of its own.
-        configs: the client's options.
+    `net` is a loop that it shares with other clients; without one it has its own.
     """
 
     def __init__(self, net: NetworkSelector | None = None, **configs: Any) -> None:

@@ -29,10 +29,7 @@ def write(config: Config, records: DataFrame, more: Mapping[str, str] | None = N
     Kafka is asked for the limits of a topic only when it has refused a record. The records before that one then go out
     twice.
 
-    Args:
-        config: says where Kafka is.
-        records: topic, partition, key, value and headers, and `name`, by which a warning names a record.
-        more: options of Spark's sink.
+    The columns are topic, partition, key, value and headers, and `name`, by which a warning names a record.
 
     Raises:
         KafkaError: a topic refuses a record that it should take.

@@ -142,16 +142,13 @@ def end_offsets(config: Config, names: Iterable[str] = LANDED) -> dict[str, dict
 
 
 def publish_settings(config: Config, topics: Iterable[str], clock: BrokerClock | None = None) -> clock_skew.Skew:
-    """Publish the limits that producers must respect in `settings`.
+    """Publish the limits that producers must respect in `settings`, when these destination topics exist.
 
-    Args:
-        config: the configuration.
-        topics: names of the destination topics that exist.
-        clock: set by the append time of this record.
+    The append time of the record sets `clock`.
 
     Returns:
-        The skew of the driver's clock, by the append time of this record. It is never certain when the topic was there
-        before and keeps the producer's time (`CreateTime`).
+        The skew of the driver's clock, by the append time of this record. The skew is never certain when the topic was
+        there before and keeps the producer's time (`CreateTime`).
 
     Raises:
         KafkaError: Kafka did not acknowledge the record.

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _TOPICS = "topics/"
 _PATIENCE_S = 10.0
 _LOOK_AGAIN_S, _AGAIN_MS = 60.0, 30_000
-"""A table's place is asked for again after so long; so are credentials that are still valid, after a failure."""
+"""Time until a table's place is asked for again; and, after a failed renewal, credentials that are still valid."""
 _BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _OPTIONS = {
     "aws_temp_credentials": {

@@ -198,7 +198,10 @@ class Snapshot:
         return found
 
     def is_fresh(self) -> bool:
-        """Whether a poll is in flight, or began a moment ago: so polls take a tenth of the time, however many ask."""
+        """Whether a poll is under way, or began less than ten times its duration ago, and less than `LATELY_S`.
+
+        So polls take a tenth of the time, however many callers ask.
+        """
         return self._is_looking or self._begun_s > time.monotonic() - min(LATELY_S, 10 * self._took_s)
 
     def refresh(self, after_s: float | None = None) -> bool:
@@ -223,7 +226,7 @@ class Snapshot:
             return is_new
 
     def credentials(self) -> object:
-        """Options that open files now, another object once credentials were renewed: open files have the former."""
+        """The options that open files now: another object once credentials were renewed; open files keep the former."""
         if storage_options(self._options) != self._used:
             self.refresh()
         return self._used

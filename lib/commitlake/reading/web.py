@@ -24,18 +24,16 @@ _MOST_BYTES, _MOST_SHOWN = 16 << 20, 200
 
 
 class _InTime(RawIOBase):
-    """What comes from a socket, until the socket's time-out from now on is over: by itself it is one of each part."""
+    """The bytes of a socket, until its time-out is over, counted from now; by itself it limits each read alone."""
 
     def __init__(self, source: RawIOBase, connected: socket.socket) -> None:
         self._source, self._socket = source, connected
         self._until_s = time.monotonic() + (connected.gettimeout() or 0.0)
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int | None:
-        """Waits no longer than what is left."""
         left_s = self._until_s - time.monotonic()
         if left_s <= 0:
             msg = "timed out"
@@ -44,7 +42,6 @@ class _InTime(RawIOBase):
         return self._source.readinto(buffer)
 
     def close(self) -> None:
-        """Closes the source, too."""
         self._source.close()
         super().close()
 
@@ -77,7 +74,7 @@ class _NoRedirect(HTTPRedirectHandler):
     """Leaves an answer that leads elsewhere as it is: a token must not go there, and without it nothing is answered."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow none."""
+        """Follows none."""
 
 
 @cache

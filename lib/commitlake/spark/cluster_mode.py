@@ -16,7 +16,7 @@ import yaml
 
 from commitlake import config
 from commitlake.config import yaml_texts
-from commitlake.config.keys import MAPS
+from commitlake.config.config import MAPS
 from commitlake.errors import ConfigError, SetupError
 from commitlake.spark import executors, process
 

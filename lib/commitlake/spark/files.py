@@ -18,9 +18,9 @@ class FileSystem:
     """The file system of a place, a plain path or a URI."""
 
     def __new__(cls, spark: SparkSession, place: str) -> Self:
-        """A `Volume` for a place in one: there Hadoop's calls have Spark's rights only within a query."""
+        """A `_Volume` for a place in one: there Hadoop's calls have Spark's rights only within a query."""
         del spark
-        kind: Any = Volume if databricks.volume(place) else cls
+        kind: Any = _Volume if databricks.volume(place) else cls
         made: Self = super().__new__(kind)
         return made
 
@@ -87,7 +87,7 @@ class FileSystem:
             self._unchecked().delete(self._path(name), False)
 
 
-class Volume(FileSystem):
+class _Volume(FileSystem):
     """The same in a volume of Databricks, whose files Python reads and writes whole, without a rename or an append."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
@@ -95,33 +95,27 @@ class Volume(FileSystem):
         self._folder = databricks.volume(place) or Path(place)
 
     def directories(self, name: str) -> list[str]:
-        """As `FileSystem`."""
         return [each for each in self.names(name) if (self._folder / name / each).is_dir()]
 
     def names(self, name: str) -> list[str]:
-        """As `FileSystem`."""
         folder = self._folder / name
         return [each.name for each in folder.iterdir()] if folder.exists() else []
 
     def write(self, name: str, content: str | bytes) -> None:
-        """As `FileSystem`."""
         file = self._folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def read(self, name: str) -> str | None:
-        """As `FileSystem`."""
         try:
             return (self._folder / name).read_bytes().decode()
         except FileNotFoundError:
             return None
 
     def exists(self, name: str) -> bool:
-        """As `FileSystem`."""
         return (self._folder / name).exists()
 
     def delete(self, name: str) -> None:
-        """As `FileSystem`."""
         found = self._folder / name
         if found.is_dir():
             shutil.rmtree(found, ignore_errors=True)
@@ -129,7 +123,6 @@ class Volume(FileSystem):
             found.unlink(missing_ok=True)
 
     def delete_alone(self, name: str) -> None:
-        """As `FileSystem`."""
         found = self._folder / name
         with suppress(OSError):
             found.rmdir() if found.is_dir() else found.unlink()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 VARIABLE = "COMMITLAKE_SPARK_ARGS"
@@ -41,7 +41,7 @@ _JOINED = {
 
 def settings(words: Sequence[str]) -> dict[str, str]:
     """The settings among arguments of spark-submit."""
-    return dict(pair for pair, _ in _parsed(words) if pair)
+    return _parsed(words)[0]
 
 
 def from_environment() -> list[str]:
@@ -65,30 +65,29 @@ def arguments(own: Mapping[str, str], words: Sequence[str], home: Path) -> list[
         words: the operator's arguments.
         home: Spark's home; lists of its `spark-defaults.conf` are joined, too.
     """
-    below, above = defaults(home), settings(words)
+    below, (above, plain) = defaults(home), _parsed(words)
     merged = {**own, **above}
     for name, between in _JOINED.items():
         values = [each[name] for each in (own, below, above) if each.get(name)]
         if values and (name in own or name in above):
             merged[name] = between.join(values)
-    plain = [word for pair, consumed in _parsed(words) if not pair for word in consumed]
     return [*(part for name, value in merged.items() for part in ("--conf", f"{name}={value}")), *plain]
 
 
-def _parsed(words: Sequence[str]) -> Iterator[tuple[tuple[str, str] | None, list[str]]]:
-    """Each setting with the words that it consists of; None, with its word, for a word that is no setting."""
-    rest = list(words)
-    while rest:
-        name, equals, value = rest[0].partition("=")
+def _parsed(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The settings among the words, of two with one name the last; and the words that are no setting."""
+    found: dict[str, str] = {}
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, given = word.partition("=")
         is_known = name in _OPTIONS or name in ("--conf", "-c")
-        taken = 1 if equals or not is_known else 2
-        consumed, rest = rest[:taken], rest[taken:]
-        if not is_known or len(consumed) < taken:
-            yield None, consumed
-            continue
-        value = value if equals else consumed[1]
-        if name in _OPTIONS:
-            yield (_OPTIONS[name], value), consumed
+        value = given if equals else next(rest, None) if is_known else None
+        if not is_known or value is None:
+            others.append(word)
+        elif name in _OPTIONS:
+            found[_OPTIONS[name]] = value
         else:
             key, _, setting = value.partition("=")
-            yield (key, setting), consumed
+            found[key] = setting
+    return found, others

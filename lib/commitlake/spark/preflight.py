@@ -58,9 +58,7 @@ def check(settings: Mapping[str, str], *, is_one_machine: bool) -> None:
 def check_coordinator(config: Config, *, is_shared: Callable[[], bool]) -> None:
     """Check what a coordinator needs in addition.
 
-    Args:
-        config: its configuration.
-        is_shared: whether another coordinator of its warehouse may hold the port; the start reports that one.
+    Another coordinator of its warehouse may hold the port (`is_shared`); the start reports that one.
 
     Raises:
         SetupError: the machine lacks something; the text names all that it lacks.

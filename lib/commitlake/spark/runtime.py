@@ -189,7 +189,7 @@ def jars(packages: Sequence[str]) -> list[str]:
     Raises:
         SetupError: they cannot be resolved.
     """
-    known = _list_file(packages)
+    known = cached_file("jars-{}.txt", *packages, str(spark_home()))  # one for each set of packages and Spark
     paths = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
     if not paths or not all(map(os.path.exists, paths)):
         paths = _resolve(packages)
@@ -197,11 +197,6 @@ def jars(packages: Sequence[str]) -> list[str]:
         partial.write_text("\n".join(paths), encoding="utf-8")
         partial.replace(known)
     return paths
-
-
-def _list_file(packages: Sequence[str]) -> Path:
-    """Return the file that holds the resolved paths; one for each set of packages and Spark."""
-    return cached_file("jars-{}.txt", *packages, str(spark_home()))
 
 
 def cached_file(name: str, *of: str) -> Path:

@@ -229,12 +229,9 @@ def require_classic(spark: SparkSession) -> None:
 
 
 def apply_settings(spark: SparkSession, config: Config | None = None, more: Mapping[str, str] | None = None) -> None:
-    """Apply the settings that may be set on a running session; all others are up to the cluster.
+    """Apply the settings that may be set on a running session, and `more`; all others are up to the cluster.
 
-    Args:
-        spark: the session.
-        config: says where tables and checkpoints are; None for local ones.
-        more: further settings, by name.
+    The configuration says where tables and checkpoints are; without one they are local.
     """
     from pyspark.errors import PySparkException
 

@@ -71,7 +71,8 @@ def launch(
         if not session.is_one_machine(master):
             more, arguments = _shipped(place, arguments, is_cluster_mode=travels)
             settings |= more
-            environment = _without_own_python(environment)
+            if "PYSPARK_PYTHON" not in os.environ:  # the driver's own interpreter, which executors do not have
+                environment.pop("PYSPARK_PYTHON", None)
         command += [*given.arguments(settings, words, home), str(script), *arguments]
         if dry_run:
             print(shlex.join(command))
@@ -115,11 +116,6 @@ def _tuned() -> str:
     """The operator's arguments that win over what the driver sets later; no others, as YARN shows them to all."""
     chosen, names = given.settings(given.from_environment()), {*session.TUNING, "spark.sql.shuffle.partitions"}
     return shlex.join(f"--conf={name}={value}" for name, value in chosen.items() if name in names)
-
-
-def _without_own_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leaves out the driver's own interpreter, which executors do not have."""
-    return {name: value for name, value in environment.items() if name != "PYSPARK_PYTHON" or name in os.environ}
 
 
 def _zipped(place: Path) -> Path:

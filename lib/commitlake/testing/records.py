@@ -106,9 +106,7 @@ def half_row(m: LandedMessage, **columns: object) -> Rows:
 def op_rows(op: LandedOp, due: int = -1) -> Rows:
     """An op as a segment reads it: a row for itself, and one for each further half message that a decision lists.
 
-    Args:
-        op: the op.
-        due: 0 when it was unmatched before.
+    `due` is 0 when the op was unmatched before.
     """
     about = {"offset": op.listed[0].offset, "op_queue": op.at.queue, "op_offset": op.at.offset, "admin": int(op.admin)}
     further = () if op.decision == Kind.UNKNOWN else op.listed[1:]

@@ -82,14 +82,9 @@ def found(tables: Warehouse, wanted: ToErase) -> dict[str, int]:
 
 
 def erase(tables: Warehouse, receipts: str, wanted: ToErase, at_ms: int, remark: str) -> dict[str, int]:
-    """Erases the messages in all tables, and returns how many rows of each.
+    """Erases the messages in all tables, on which no coordinator runs, and returns how many rows of each.
 
-    Args:
-        tables: the warehouse, on which no coordinator runs.
-        receipts: place of the table of receipts, which need not be there.
-        wanted: the messages.
-        at_ms: ms since epoch, UTC.
-        remark: why; kept in the history of each table.
+    The table of receipts need not be there. The remark, why, is kept in the history of each table.
 
     Raises:
         WarehouseError: as of `found`.

@@ -53,18 +53,12 @@ class Followed(NamedTuple):
 def follow(conf: Config, catalog: Catalog, namespace: str, topic: str) -> Followed:
     """Bring the Iceberg table of a topic to the newest version of its Delta table; it is created where it is missing.
 
-    Args:
-        conf: the coordinator's configuration.
-        catalog: Iceberg's catalog.
-        namespace: where the table is in it.
-        topic: the topic, which is the table's name.
-
     Raises:
         WarehouseError: the Delta table can't be read, or has what Iceberg can't read; or the Iceberg table of this name
             belongs to another one.
     """
     name = namespace, topic
-    table = _loaded(catalog, name)  # first: what a run beside this one commits after is a conflict, and not undone
+    table = _loaded(catalog, name)  # first, so that what another run commits from now on is a conflict, and not undone
     delta = _plain(conf, topic)
     place = f"file://{delta.place}" if is_local(delta.place) else delta.place
     if table is None:
@@ -203,7 +197,7 @@ def _delete_unnamed(table: Table, delta: Snapshot, place: str) -> None:
     if not folder.startswith(f"{_FOLDER}/"):
         return  # one that other tables have too
     before_ms, kept = now_ms() - DAY_MS, sorted(table.snapshots(), key=lambda each: each.timestamp_ms)
-    # A file that a later snapshot does not have, none after it has.
+    # A file that one snapshot lacks is in none of the later ones.
     refs = {ref.snapshot_id for ref in table.refs().values()}  # they may stand on other lines of history
     near = kept[: 1 + sum(each.timestamp_ms < before_ms for each in kept)]
     near += [each for each in kept if each.snapshot_id in refs]

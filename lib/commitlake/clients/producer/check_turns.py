@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import lru_cache
 
+from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.throttled import Throttle
 
 READERS = 8
-"""Threads at most; that many readers may hang at a time, each on a Kafka that does not answer."""
+"""Threads at most; and as many for readers that failed, which may hang on a Kafka that does not answer."""
 POLL_MS = 200
 """How long a reader waits for checks, if there are no more readers than threads; with more readers, less."""
 
@@ -26,11 +25,11 @@ class Turned(Enum):
 
 
 Turn = Callable[[int], Turned]
-"""One read of a reader; the argument is the longest wait in ms. It does not raise."""
+"""One read of a reader; the argument is the longest wait in ms. A turn raises nothing."""
 
 
 class CheckTurns:
-    """Has as many threads as readers, up to `READERS`. Of `READERS` threads one takes no reader that failed last time.
+    """Gives readers turns, those that failed last time in a pool of their own, so that they never hold up the others.
 
     Attributes:
         outages: limits the log lines that all readers would write when Kafka is away.
@@ -38,9 +37,9 @@ class CheckTurns:
 
     def __init__(self) -> None:
         self.outages = Throttle()
-        self._waiting = deque[tuple[Turn, bool]]()
-        self._readers = self._threads = self._failing = 0
-        self._changed = threading.Condition()
+        self._readers: set[Turn] = set()
+        kinds = (Turned.WELL, Turned.FAILED)
+        self._pools = {turned: DaemonPool(READERS, f"commitlake-checks-{turned.name.lower()}") for turned in kinds}
 
     def add(self, turn: Turn) -> None:
         """Let a reader take turns until one returns `ENDS`.
@@ -48,50 +47,22 @@ class CheckTurns:
         Raises:
             RuntimeError: there is no thread, and none can be started.
         """
-        with self._changed:
-            if self._threads < min(READERS, self._readers + 1):
-                self._add_thread()
-            self._readers += 1
-            self._put(turn, has_failed=False)
-
-    def _add_thread(self) -> None:
+        self._readers.add(turn)
         try:
-            threading.Thread(target=self._serve, name=f"commitlake-checks-{self._threads}", daemon=True).start()
-            self._threads += 1
-        except RuntimeError:
-            if not self._threads:  # else the other threads take the reader
-                raise
+            self._pools[Turned.WELL].submit(self._take, turn, Turned.WELL)
+        except BaseException:
+            self._readers.discard(turn)
+            raise
 
-    def _put(self, turn: Turn, has_failed: bool) -> None:
-        self._waiting.append((turn, has_failed))
-        self._changed.notify()
-
-    def _next(self) -> tuple[Turn, bool] | None:
-        for at, (turn, has_failed) in enumerate(self._waiting):
-            if not has_failed or self._failing < READERS - 1:
-                del self._waiting[at]
-                self._failing += has_failed
-                return turn, has_failed
-        return None
-
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                taken = self._changed.wait_for(self._next)
-            assert taken
-            turn, had_failed = taken
-            turned = turn(POLL_MS * READERS // max(READERS, self._readers))
-            with self._changed:
-                self._failing -= had_failed
-                if turned is not Turned.ENDS:
-                    self._put(turn, turned is Turned.FAILED)
-                    continue
-                self._changed.notify()
-                self._readers -= 1
-                if self._threads <= self._readers:
-                    continue
-                self._threads -= 1
-                return
+    def _take(self, turn: Turn, last: Turned) -> None:
+        turned = turn(POLL_MS * READERS // max(READERS, len(self._readers)))
+        if turned is Turned.ENDS:
+            self._readers.discard(turn)
+            return
+        try:
+            self._pools[turned].submit(self._take, turn, turned)
+        except RuntimeError:  # no thread can be started for it there; here this one runs
+            self._pools[last].submit(self._take, turn, last)
 
 
 def turns() -> CheckTurns:

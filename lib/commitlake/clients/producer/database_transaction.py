@@ -38,8 +38,8 @@ T = TypeVar("T")
 class DatabaseTransaction(Transaction):
     """Made by `TransactionMQProducer.begin_transaction(database=...)`. For one thread, as its connection is.
 
-    Its half messages name a row, which the database's transaction commits as the proof. That transaction ends first. If
-    its outcome is not known here, no decision is sent: the coordinator asks the database.
+    Its half messages name a row, which the database's transaction commits as the proof. The database's transaction ends
+    first. If its outcome is not known here, no decision is sent: the coordinator asks the database.
 
     Args:
         send_half: sends a half message, with arguments as for `RecordMaker.half`.

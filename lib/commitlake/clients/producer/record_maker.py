@@ -60,8 +60,8 @@ class _Place(NamedTuple):
 class RecordMaker:
     """Makes the records of one producer group under one version of the settings.
 
-    Every method that makes a record gives each message without an id a new id, which the message keeps. It raises
-    `RecordError` with landing's reason if landing would reject the message.
+    Every method that makes a record gives each message without an id a new id, which the message keeps. All of them
+    raise `RecordError`, with landing's reason, if landing would reject the message.
 
     Attributes:
         group: producer group.
@@ -87,8 +87,8 @@ class RecordMaker:
         """The record of a half message.
 
         `first` is the first half message of its transaction, at `first_half`; both are None for the first one itself.
-        `proof` is the property that names what answers the checks. It is no part of the message, which may be sent in
-        several transactions at once.
+        `proof` is the property that names what answers the checks. The message does not keep it, since the message may
+        be sent in several transactions at once.
         """
         chosen, is_new = message.chosen_transaction_id, message.message_id is None
         transaction_id = plain.id_of("Message.transaction_id", None if chosen == "" else chosen)

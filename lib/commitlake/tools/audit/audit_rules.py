@@ -225,11 +225,8 @@ COUNTS = {
 def per_message(rows: DataFrame, partitions: int) -> DataFrame:
     """Aggregate the facts of each message: its rows of each kind, its state, times, topics, queues and batches.
 
-    Repartitioned first: a row has few bytes, but a partial aggregate is as wide as all facts of its message.
-
-    Args:
-        rows: as of `rows`.
-        partitions: number of tasks.
+    The rows are those of `rows`, repartitioned first: a row has few bytes, but a partial aggregate is as wide as all
+    facts of its message.
     """
     near = rows.repartition(partitions, *_KEY)
     facts = near.groupBy(*_KEY).agg(*_tally(), *_extremes())
@@ -294,12 +291,7 @@ def _is(*kinds: What) -> str:
 
 
 def judged(messages: DataFrame, since: Retained) -> DataFrame:
-    """Add `findings`, a bit for each rule that a message breaks; leave out messages with deleted rows.
-
-    Args:
-        messages: as of `per_message`.
-        since: the times before which rows may be gone.
-    """
+    """Add `findings`, a bit for each rule that a message breaks; leave out messages of which rows were deleted."""
     broken = {rule: F.coalesce(F.expr(rule.when), F.lit(False)) for rule in RULES}
     cuts = " ".join(f"WHEN xxhash64('{topic}') THEN {cut}L" for topic, cut in since.topics.items())
     of_topic = f"happened < CASE topic_low {cuts} END" if cuts else "false"

@@ -12,21 +12,19 @@ from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from commitlake import databricks
+from commitlake.config import Config
 from commitlake.errors import CommitLakeError, RecordError, SetupError, WarehouseError, installed_by, root_reason
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__
 from commitlake.reading import damage
 from commitlake.spark import preflight, process
 from commitlake.tools.cli import database, tx, without_spark
-from commitlake.tools.cli.options import LOCAL, Conf, DryRun, Master, Sets, load, with_address
-
-if TYPE_CHECKING:
-    from commitlake.config import Config
+from commitlake.tools.cli.options import command, flag, of_driver, option, optional, with_address
 
 app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -155,22 +153,18 @@ def _runs(settings: Config) -> bool:
 
 
 @app.command()
+@of_driver
 def run(
+    settings: Config,
     context: typer.Context,
-    conf: Conf = None,
-    sets: Sets = None,
-    available_now: Annotated[bool, typer.Option("--available-now", help="Process what is there, then end.")] = False,
-    standby: Annotated[
-        bool, typer.Option("--standby", help="Wait until no other coordinator runs on the warehouse, then take over.")
-    ] = False,
-    master: Master = LOCAL,
-    dry_run: DryRun = False,
+    available_now: bool = flag("--available-now", "Process what is there, then end."),
+    standby: bool = flag("--standby", "Wait until no other coordinator runs on the warehouse, then take over."),
 ) -> None:
     """Run the coordinator, until SIGTERM or Ctrl-C."""
     from commitlake.spark import session  # not needed for `--help`
 
-    settings = load(conf, sets)
-    if not dry_run and not process.is_driver() and not session.is_cluster_mode(master, ["run"]):
+    launch = context.params
+    if not launch["dry_run"] and not process.is_driver() and not session.is_cluster_mode(launch["master"], ["run"]):
         preflight.check_coordinator(settings, is_shared=lambda: standby or available_now or _runs(settings))
     with in_driver(context, long_lived=True, avro=settings.topics.has_avro, exit_when_stopped=0):
         from commitlake.tools.cli import commands
@@ -179,14 +173,12 @@ def run(
 
 
 @app.command()
-def stop(
-    context: typer.Context, conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False
-) -> None:
+@of_driver
+def stop(settings: Config, context: typer.Context) -> None:
     """Stop the coordinator, wherever it runs.
 
     The command waits until the coordinator has ended or a standby has taken over. Exit code 3 when no coordinator runs.
     """
-    settings = load(conf, sets)
     with in_driver(context):
         from commitlake.tools.cli import commands
 
@@ -194,22 +186,16 @@ def stop(
 
 
 @app.command()
+@of_driver
 def ledger(
+    settings: Config,
     context: typer.Context,
     transaction_id: Annotated[
         str | None,
         typer.Argument(metavar="TRANSACTION_ID", help="Show its history, in time order.", show_default=False),
     ] = None,
-    pending: Annotated[
-        bool, typer.Option("--pending", help="Show the transactions without an end, the oldest first.")
-    ] = False,
-    summary: Annotated[
-        bool, typer.Option("--summary", help="Count by topic and state, and show whether the counts agree.")
-    ] = False,
-    conf: Conf = None,
-    sets: Sets = None,
-    master: Master = LOCAL,
-    dry_run: DryRun = False,
+    pending: bool = flag("--pending", "Show the transactions without an end, the oldest first."),
+    summary: bool = flag("--summary", "Count by topic and state, and show whether the counts agree."),
 ) -> None:
     """Show the history of a transaction, or counts.
 
@@ -218,24 +204,19 @@ def ledger(
     if [transaction_id is not None, pending, summary].count(True) != 1:
         msg = "give one of TRANSACTION_ID, --pending and --summary"
         raise typer.BadParameter(msg, context)
-    settings = load(conf, sets)
     with in_driver(context):
         from commitlake.tools.cli import commands
 
-        if transaction_id is not None:
-            raise typer.Exit(commands.transaction(settings, transaction_id))
-        raise typer.Exit(commands.summary(settings) if summary else commands.pending(settings))
+        raise typer.Exit(commands.show_ledger(settings, transaction_id, counts=summary))
 
 
 @app.command()
-def audit(
-    context: typer.Context, conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False
-) -> None:
+@of_driver
+def audit(settings: Config, context: typer.Context) -> None:
     """Compare all tables, message by message.
 
     Exit code 0 only when they agree.
     """
-    settings = load(conf, sets)
     with in_driver(context, long_lived=True):
         from commitlake.tools.cli import commands
 
@@ -251,26 +232,20 @@ def _position(text: str) -> Position:
 
 
 @app.command()
+@of_driver
 def admin(
+    settings: Config,
     context: typer.Context,
     decision: Annotated[AdminDecision, typer.Argument(metavar="DECISION", help="resume, commit or rollback")],
     transaction_id: Annotated[str, typer.Argument(metavar="TRANSACTION_ID")],
-    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")],
-    at: Annotated[
-        Position | None,
-        typer.Option(
-            "--at", parser=_position, metavar="QUEUE-OFFSET", help="Its first half message; looked up by default."
-        ),
-    ] = None,
-    conf: Conf = None,
-    sets: Sets = None,
-    master: Master = LOCAL,
-    dry_run: DryRun = False,
+    remark: Annotated[str, option("--remark", "TEXT", "Why; kept in the table op.")],
+    at: Position | None = optional(
+        "--at", "QUEUE-OFFSET", "Its first half message; looked up by default.", parser=_position
+    ),
 ) -> None:
     """Reopen a discarded transaction, or end a pending one by force."""
-    settings = load(conf, sets)
     settings = with_address(settings)
-    if at is None or dry_run:
+    if at is None or context.params["dry_run"]:
         with in_driver(context):
             from commitlake.tools.cli import commands
 
@@ -283,15 +258,13 @@ def admin(
 
 
 @app.command()
-def maintain(
-    context: typer.Context, conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False
-) -> None:
+@of_driver
+def maintain(settings: Config, context: typer.Context) -> None:
     """Delete old rows, compact tables, remove unused files.
 
     A running coordinator does this by itself. On a local warehouse the command works only while none runs. Exit code 1
     when a table failed.
     """
-    settings = load(conf, sets)
     with in_driver(context, long_lived=True):
         from commitlake.tools.cli import commands
 
@@ -299,19 +272,15 @@ def maintain(
 
 
 @app.command()
+@of_driver
 def erase(
+    settings: Config,
     context: typer.Context,
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    remark: Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the tables' history.")],
-    keys: Annotated[str | None, typer.Option("--keys", metavar="KEY", help="Messages with this business key.")] = None,
-    where: Annotated[
-        str | None, typer.Option("--where", metavar="SQL", help="Messages whose columns fit, in Spark's SQL.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Erase them; without it they are only counted.")] = False,
-    conf: Conf = None,
-    sets: Sets = None,
-    master: Master = LOCAL,
-    dry_run: DryRun = False,
+    remark: Annotated[str, option("--remark", "TEXT", "Why; kept in the tables' history.")],
+    keys: str | None = optional("--keys", "KEY", "Messages with this business key."),
+    where: str | None = optional("--where", "SQL", "Messages whose columns fit, in Spark's SQL."),
+    yes: bool = flag("--yes", "Erase them; without it they are only counted."),
 ) -> None:
     """Erase what messages say, such as those of one person.
 
@@ -321,7 +290,6 @@ def erase(
     if (keys is None) == (where is None) or not (keys or where or "").strip():
         msg = "give one of --keys and --where, with a text"
         raise typer.BadParameter(msg, context)
-    settings = load(conf, sets)
     with in_driver(context, long_lived=True):
         from commitlake.tools.cli import commands
         from commitlake.tools.erase import ToErase
@@ -331,14 +299,14 @@ def erase(
 
 app.add_typer(tx.app, name="tx")
 app.add_typer(database.app, name="database")
-for command in without_spark.COMMANDS:
-    app.command()(command)
+for each in without_spark.COMMANDS:
+    app.command()(each)
 
 
 @app.command("config")
-def show_config(conf: Conf = None, sets: Sets = None) -> None:
+@command
+def show_config(settings: Config) -> None:
     """Print the configuration, with secrets masked. A rule of `checks` that can't be read is an error."""
-    settings = load(conf, sets)
     print(settings.describe(), flush=True)
     if settings.checks and find_spec("sqlglot"):  # an extra, which a client's installation may lack
         from commitlake.coordinator.resolving.rules import rule_of

@@ -31,7 +31,8 @@ from commitlake.reading.questions.transactions import COLUMNS, Wanted, found, hi
 from commitlake.tools.audit.admin import sending
 from commitlake.tools.cli import output
 from commitlake.tools.cli.options import with_address
-from commitlake.tools.cli.questions import FOUND, NOTHING, asked, show
+from commitlake.tools.cli.output import FOUND, NOTHING
+from commitlake.tools.cli.questions import asked, show
 
 _EXAMPLES = 10
 _EXISTS = re.compile(r"delta:(?P<place>.+?)\s+ON\s+(?P<own>\w+)\s*=\s*(?P<other>\w+)", re.IGNORECASE)

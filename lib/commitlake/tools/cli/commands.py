@@ -28,7 +28,7 @@ from commitlake.tools.audit import admin, ledger
 from commitlake.tools.audit import audit as auditing
 from commitlake.tools.audit.audit import TopicCounts
 from commitlake.tools.cli import output
-from commitlake.tools.cli.questions import NOTHING
+from commitlake.tools.cli.output import NOTHING
 from commitlake.tools.erase import ToErase
 
 log = logging.getLogger(__name__)
@@ -107,22 +107,16 @@ def _runs(spark: SparkSession, settings: Config) -> Callable[[], bool]:
     return Heartbeat(spark, settings).lives
 
 
-def transaction(settings: Config, transaction_id: str) -> int:
-    """Show the history of a transaction; 1 when nothing is known of it."""
-    spark = _session_on_tables(settings, "ledger")
-    return int(not _show(ledger.transaction(spark, settings.warehouse, transaction_id)))
+def show_ledger(settings: Config, transaction_id: str | None, *, counts: bool) -> int:
+    """Show the history of a transaction, or counts, or without both what is pending.
 
-
-def pending(settings: Config) -> int:
-    """Show the transactions without an end."""
-    _show(ledger.pending(_session_on_tables(settings, "ledger"), settings.warehouse))
-    return 0
-
-
-def summary(settings: Config) -> int:
-    """Show the counts of each topic; 1 when they do not agree."""
-    rows = _show(ledger.summary(_session_on_tables(settings, "ledger"), settings.warehouse))
-    return int(not all(row["holds"] for row in rows))
+    Returns 1 when nothing is known of the transaction, or when the counts do not agree.
+    """
+    spark, place = _session_on_tables(settings, "ledger"), settings.warehouse
+    if transaction_id is not None:
+        return int(not _show(ledger.transaction(spark, place, transaction_id)))
+    rows = _show(ledger.summary(spark, place) if counts else ledger.pending(spark, place))
+    return int(counts and not all(row["holds"] for row in rows))
 
 
 def audit(settings: Config) -> int:

@@ -1,45 +1,92 @@
-"""The work of the commands about groups of consumers; each returns its exit code."""
+"""The commands about groups of consumers."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
-import pyarrow.compute as pc
+import typer
 
-from commitlake.clients.consumer import overview
-from commitlake.clients.consumer import unfinished as unfinished_messages
-from commitlake.clients.consumer.group import kept_receipts
-from commitlake.clients.consumer.rows import place_of
 from commitlake.config import Config
 from commitlake.config.locations import not_there
 from commitlake.errors import ConsumerError, NoTableError
 from commitlake.protocol.clock import as_datetime, now_ms
 from commitlake.protocol.durations import duration_ms
 from commitlake.tools.cli import output
-from commitlake.tools.cli.questions import FOUND, NOTHING, show
+from commitlake.tools.cli.options import AsJson, Group, Limit, Tags, Topic, Where, command, flag, optional
+from commitlake.tools.cli.output import FOUND, NOTHING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MOST = 100_000
 """Groups that are shown."""
 
 
+@command
 def unfinished(
-    settings: Config, topic: str, group: str, tags: str | None, where: str | None, limit: int, as_json: bool
+    settings: Config,
+    topic: Topic,
+    group: Group,
+    tags: Tags = None,
+    where: Where = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
 ) -> int:
-    """Show the messages that a group has not finished."""
-    found = unfinished_messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
-    if not unfinished_messages.is_known(settings, topic, group):
+    """List what a group has not finished, the oldest first.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.clients.consumer import unfinished as messages
+    from commitlake.tools.cli.questions import show
+
+    found = messages.unfinished(settings, topic, group, tags=tags, where=where, limit=limit + 1)
+    if not messages.is_known(settings, topic, group):
         told = f"group {group!r} has never read the topic {topic}; `commitlake groups` shows those that did"
         print(told, file=sys.stderr)
         return NOTHING
     return show(found.drop_columns(["properties"]), limit, as_json, is_cut=True)
 
 
-def groups(settings: Config, topic: str | None, group: str | None, as_json: bool) -> int:
-    """Show groups of consumers: all, or those of a name or a topic."""
-    found = overview.groups(settings)
+@command
+def groups(
+    settings: Config,
+    topic: str | None = optional("--topic", "TOPIC", "Only groups of this topic."),
+    group: str | None = optional("--group", "GROUP", "Only this group."),
+    rewind: str | None = optional(
+        "--rewind", "WHERE", "Continue at first, newest, 2h (ago), ms since epoch or a time in UTC."
+    ),
+    delete: bool = flag("--delete", "Delete a group whose instances have ended."),
+    as_json: AsJson = False,
+) -> int:
+    """List consumer groups and their lag; rewind or delete one.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.clients.consumer import overview
+
+    if rewind is None and not delete:
+        return _shown(overview.groups(settings), settings, topic, group, as_json)
+    if topic is None or group is None or (delete and rewind is not None):
+        msg = "give --topic and --group with one of --rewind and --delete"
+        raise typer.BadParameter(msg)
+    if delete:
+        overview.delete(settings, topic, group)
+        print(f"the group {group} of the topic {topic} is forgotten")
+    else:
+        given = moment(rewind or "")
+        overview.rewind(settings, topic, group, given)
+        print(f"within some seconds the group {group} continues in {topic} with {_named(given)}")
+    return FOUND
+
+
+def _shown(found: pa.Table, settings: Config, topic: str | None, group: str | None, as_json: bool) -> int:
+    import pyarrow.compute as pc
+
+    from commitlake.tools.cli.questions import show
+
     if not found.num_rows and (absent := not_there(settings.warehouse)):
         msg = f"warehouse: {absent}"
         raise NoTableError(msg)
@@ -48,24 +95,9 @@ def groups(settings: Config, topic: str | None, group: str | None, as_json: bool
     return show(found, _MOST, as_json)
 
 
-def rewind(settings: Config, topic: str, group: str, to: str) -> int:
-    """Move a group to another place in a topic."""
-    given = moment(to)
-    overview.rewind(settings, topic, group, given)
-    print(f"within some seconds the group {group} continues in {topic} with {_named(given)}")
-    return FOUND
-
-
 def _named(given: str | datetime) -> str:
     named = {"first": "its first message", "newest": "the next message"}
     return named.get(str(given)) or f"what became visible at {output.text(given)} or later"
-
-
-def delete(settings: Config, topic: str, group: str) -> int:
-    """Delete a group."""
-    overview.delete(settings, topic, group)
-    print(f"the group {group} of the topic {topic} is forgotten")
-    return FOUND
 
 
 def moment(text: str) -> str | datetime:
@@ -92,13 +124,30 @@ def moment(text: str) -> str | datetime:
     return given
 
 
-def send_again(settings: Config, topic: str, group: str, positions: Sequence[str], remark: str) -> int:
-    """Send dead letters again: these, or all."""
+@command
+def send_again(
+    settings: Config,
+    topic: Topic,
+    group: Group,
+    positions: Annotated[
+        list[str] | None, typer.Argument(metavar="POSITION", help="As `unfinished` shows them; default all.")
+    ] = None,
+    remark: str = optional("--remark", "TEXT", "Why; kept in the receipt.", ""),
+) -> int:
+    """Send a group its dead letters again.
+
+    Needs no Spark. Exit code 3 when there are none.
+    """
+    from commitlake.clients.consumer import overview
+    from commitlake.clients.consumer.group import kept_receipts
+    from commitlake.clients.consumer.rows import place_of
+
     overview.check_known(settings, topic, group)
     table = kept_receipts(settings.receipts_place, group, topic)
     letters = {"-".join(map(str, place_of(row))): row for row in table.dead()}
-    chosen = [letters[position] for position in positions or letters if position in letters]
-    for position in sorted(set(positions) - letters.keys()):
+    named = positions or []
+    chosen = [letters[position] for position in named or letters if position in letters]
+    for position in sorted(set(named) - letters.keys()):
         print(f"{position} is no dead letter of the group {group}")
     table.send_again(chosen, remark, now_ms())
     when = "; the group gets them within some seconds" if chosen else ""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from commitlake.protocol.database_row import TABLE, TIDY_MS, created_by
+from commitlake.tools.cli.options import flag, option, optional
 from commitlake.tools.cli.tx import length
 
 app = typer.Typer(
@@ -18,10 +19,8 @@ app = typer.Typer(
 
 _URL = "SQLAlchemy's address, such as postgresql://HOST/DATABASE, or env:NAME."
 Url = Annotated[str, typer.Argument(metavar="URL", help=_URL)]
-User = Annotated[str | None, typer.Option("--user", metavar="USER", help="Of the database, or env:NAME.")]
-Password = Annotated[
-    str | None, typer.Option("--password", metavar="REFERENCE", help="Where it is: env:NAME or file:/path.")
-]
+User = Annotated[str | None, option("--user", "USER", "Of the database, or env:NAME.")]
+Password = Annotated[str | None, option("--password", "REFERENCE", "Where it is: env:NAME or file:/path.")]
 
 
 @app.command()
@@ -29,7 +28,7 @@ def create(
     url: Annotated[str | None, typer.Argument(metavar="URL", help=_URL, show_default=False)] = None,
     user: User = None,
     password: Password = None,
-    prints: Annotated[bool, typer.Option("--print", help="Print the SQL, for a migration, and do nothing.")] = False,
+    prints: bool = flag("--print", "Print the SQL, for a migration, and do nothing."),
 ) -> None:
     """Make the table where it is missing, and give the database a name."""
     if prints == (url is not None):
@@ -48,9 +47,7 @@ def create(
 @app.command()
 def tidy(
     url: Url,
-    older_than: Annotated[
-        int | None, typer.Option("--older-than", parser=length, metavar="TIME", help="Their age; 31d, or more.")
-    ] = None,
+    older_than: int | None = optional("--older-than", "TIME", "Their age; 31d, or more.", parser=length),
     user: User = None,
     password: Password = None,
 ) -> None:

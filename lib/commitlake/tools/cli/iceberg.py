@@ -1,41 +1,55 @@
-"""The work of `commitlake iceberg`."""
+"""The command `commitlake iceberg`."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from commitlake.config import Config
 from commitlake.config.keys import masked
 from commitlake.config.secret_references import resolve
 from commitlake.config.terminal import counted, printable
 from commitlake.errors import ConfigError, SetupError, installed_by
-from commitlake.reading.questions.tables import opened
-from commitlake.tools.cli.questions import FOUND, NOTHING
+from commitlake.tools.cli.options import command, option, optional
+from commitlake.tools.cli.output import FOUND, NOTHING
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
 
-def run(settings: Config, catalog: str, namespace: str, topics: Sequence[str], properties: Sequence[str]) -> int:
-    """Bring the Iceberg tables of topics to Delta's newest versions; returns the exit code."""
+@command
+def iceberg(
+    settings: Config,
+    catalog: Annotated[str, option("--catalog", "URI", "Of Iceberg: sqlite, postgresql, http, thrift; or env:NAME.")],
+    namespace: str = optional("--namespace", "NAME", "Where the tables are in the catalog.", "commitlake"),
+    topic: list[str] | None = optional("--topic", "TOPIC", "Only this topic; can be given several times."),
+    properties: list[str] | None = optional(
+        "--property", "KEY=VALUE", "A property of pyiceberg's catalog; a value may be env:NAME."
+    ),
+) -> int:
+    """Let readers of Iceberg read topics, over Delta's files.
+
+    It writes Iceberg's metadata up to Delta's newest version, so run it regularly. Needs no Spark. Exit code 3 when
+    there is no topic.
+    """
     if importlib.util.find_spec("pyiceberg") is None:
         msg = f"the Python module pyiceberg is missing; install it with {installed_by('iceberg')}"
         raise SetupError(msg)
+    from commitlake.reading.questions.tables import opened
     from commitlake.tools.iceberg import follow
 
     with opened(settings) as tables:
-        names = topics or tables.listed_topics()
-    there, code = _catalog(catalog, properties), FOUND if names else NOTHING
-    for topic in names:
+        names = topic or tables.listed_topics()
+    there, code = _catalog(catalog, properties or []), FOUND if names else NOTHING
+    for name in names:
         try:
-            done = follow(settings, there, namespace, topic)
+            done = follow(settings, there, namespace, name)
             files = f"{counted(done.added, 'file')} added, {done.removed} removed"
-            print(printable(f"{topic}: version {done.version} of Delta's table, {files}"), flush=True)
+            print(printable(f"{name}: version {done.version} of Delta's table, {files}"), flush=True)
         except Exception as error:  # pyiceberg's have no class of their own; other topics go on
-            print(printable(f"{topic}: {_told(error)}; the next run does the rest"), file=sys.stderr)
+            print(printable(f"{name}: {_told(error)}; the next run does the rest"), file=sys.stderr)
             code = 1
     return code
 

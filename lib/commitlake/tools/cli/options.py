@@ -2,47 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from commitlake.config import Config
+from commitlake.config import Config, load
+
+
+def option(name: str, metavar: str | None, text: str, **how: Any) -> Any:
+    """An option with its help, for an annotation."""
+    return typer.Option(name, metavar=metavar, help=text, **how)
+
+
+def optional(name: str, metavar: str, text: str, default: object = None, **how: Any) -> Any:
+    """An option with its help and its default, in place of a parameter's default."""
+    return typer.Option(default, name, metavar=metavar, help=text, **how)
+
+
+def flag(name: str, text: str) -> Any:
+    """An option without a value, in place of a parameter's default."""
+    return typer.Option(False, name, help=text)
+
 
 Conf = Annotated[
     str | None,
-    typer.Option(
-        "--conf", metavar="FILE", help="The coordinator's YAML file; what it leaves out has its default.",
-        show_default=False,
-    ),
-]  # fmt: skip
+    option("--conf", "FILE", "The coordinator's YAML file; what it leaves out has its default.", show_default=False),
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Overrides the file; can be given several times.", show_default=False
-    ),
+    option("--set", "KEY=VALUE", "Overrides the file; can be given several times.", show_default=False),
 ]
-Master = Annotated[str, typer.Option("--master", metavar="URL", envvar="MASTER", help="Spark's master.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Refresh every 2 s, until Ctrl-C.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the spark-submit command without running it.")]
+Master = Annotated[str, option("--master", "URL", "Spark's master.", envvar="MASTER")]
+Limit = Annotated[int, option("--limit", "N", "Show at most N.", min=1)]
+AsJson = Annotated[bool, option("--json", None, "Print one JSON object per line.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC")]
+Group = Annotated[str, option("--group", "GROUP", "The group of consumers.")]
+Tags = Annotated[str | None, option("--tags", "TAGS", "Tags joined by ||.")]
+Where = Annotated[str | None, option("--where", "SQL", "On properties, or value.FIELD.")]
+Watch = Annotated[bool, option("--watch", None, "Refresh every 2 s, until Ctrl-C.")]
+DryRun = Annotated[bool, option("--dry-run", None, "Print the spark-submit command without running it.")]
 
 LOCAL = "local[*]"
 """The default of `Master`."""
 
 
-def load(conf: str | None, sets: Sequence[str] | None) -> Config:
-    """Return the configuration that `Conf`, the environment and `Sets` make.
+def command(work: Callable[..., int | None], *, in_driver: bool = False) -> Callable[..., None]:
+    """A command that does `work`: with the configuration that `--conf` and `--set` make, and options of its own.
 
-    Raises:
-        ConfigError: the file is not readable, a key is unknown or a value is not allowed.
+    It exits with the code that `work` returns; None is 0. With `in_driver` it has the options of a launch, too.
     """
-    from commitlake import config  # not needed for `--help`
 
-    return config.load(conf, sets or ())
+    def run(conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False, **own: Any) -> None:
+        raise typer.Exit(work(load(conf, sets or ()), **own) or 0)
+
+    (_, *own), (*shared, _) = (inspect.signature(each, eval_str=True).parameters.values() for each in (work, run))
+    run.__signature__ = inspect.Signature([*own, *(shared if in_driver else shared[:2])])  # type: ignore[attr-defined]
+    run.__name__, run.__doc__ = work.__name__, work.__doc__
+    return run
+
+
+of_driver = partial(command, in_driver=True)
+"""For a command that continues in Spark's driver (`app.in_driver`)."""
 
 
 def with_address(settings: Config) -> Config:

@@ -8,6 +8,8 @@ from datetime import datetime
 from commitlake.config.terminal import printable
 from commitlake.spark import process
 
+FOUND, NOTHING = 0, 3
+"""Exit codes of commands that show or change rows."""
 _FOLDED = 32
 """Longer texts are folded where room is short. Ids are not: people copy them."""
 _ANSWERS = {"state", "reason", "topic"}

@@ -19,8 +19,8 @@ from commitlake.reading.questions.tables import Tables, opened
 from commitlake.reading.questions.transactions import COLUMNS, Wanted, found
 from commitlake.reading.questions.transactions import history as transaction_history
 from commitlake.tools.cli import output
+from commitlake.tools.cli.output import FOUND, NOTHING
 
-FOUND, NOTHING = 0, 3
 _HOME, _ERASE_LINE, _ERASE_BELOW = "\x1b[H", "\x1b[K\n", "\x1b[J"
 _WATCH_S = 2.0
 _NO_KEY = "no transaction with these filters has the key; `commitlake find KEY` looks among all messages"

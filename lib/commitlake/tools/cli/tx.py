@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from commitlake.config import Config
+from commitlake.config.values import duration
 from commitlake.protocol.states import Reason
-from commitlake.tools.cli.options import AsJson, Conf, Limit, Sets, Watch, load
+from commitlake.tools.cli.options import AsJson, Limit, Watch, command, option
 
 app = typer.Typer(
     help="Transactions: lists, histories, forced decisions. Needs no Spark.",
@@ -30,8 +32,6 @@ class StateFilter(StrEnum):
 
 def length(text: str) -> int:
     """A duration such as `1h`, in ms."""
-    from commitlake.config.values import duration
-
     try:
         return duration()(text)
     except ValueError as error:
@@ -52,38 +52,30 @@ def one_of(allowed: Collection[str]) -> Callable[[str], str]:
 
 
 _STATES = f"One of {', '.join(StateFilter)}; can be given several times."
-States = Annotated[
-    list[StateFilter] | None, typer.Option("--state", metavar="STATE", case_sensitive=False, help=_STATES)
-]
-Group = Annotated[str | None, typer.Option("--group", metavar="GROUP", help="Only of this producer group.")]
-Topic = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only for this topic.")]
+States = Annotated[list[StateFilter] | None, option("--state", "STATE", _STATES, case_sensitive=False)]
+Group = Annotated[str | None, option("--group", "GROUP", "Only of this producer group.")]
+Topic = Annotated[str | None, option("--topic", "TOPIC", "Only for this topic.")]
 WithReason = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--reason",
+        "REASON",
+        "Only with this reason, for example CHECK_MAX.",
         parser=one_of([reason.name for reason in Reason]),
-        metavar="REASON",
-        help="Only with this reason, for example CHECK_MAX.",
     ),
 ]
 OlderThan = Annotated[
-    int | None,
-    typer.Option("--older-than", parser=length, metavar="TIME", help="Only what was stored longer ago, such as 1h."),
+    int | None, option("--older-than", "TIME", "Only what was stored longer ago, such as 1h.", parser=length)
 ]
-Since = Annotated[
-    int | None, typer.Option("--since", parser=length, metavar="TIME", help="Time range, for example 24h; default all.")
-]
-Keys = Annotated[
-    str | None, typer.Option("--keys", metavar="KEY", help="Only with this business key; `find` looks everywhere.")
-]
-Where = Annotated[
-    str | None,
-    typer.Option("--where", metavar="SQL", help="A condition on columns of half and transactions."),
-]
+Since = Annotated[int | None, option("--since", "TIME", "Time range, for example 24h; default all.", parser=length)]
+Keys = Annotated[str | None, option("--keys", "KEY", "Only with this business key; `find` looks everywhere.")]
+Where = Annotated[str | None, option("--where", "SQL", "A condition on columns of half and transactions.")]
 
 
 @app.command("list")
+@command
 def list_(
+    settings: Config,
     state: States = None,
     group: Group = None,
     topic: Topic = None,
@@ -95,44 +87,41 @@ def list_(
     limit: Limit = 100,
     as_json: AsJson = False,
     watch: Watch = False,
-    conf: Conf = None,
-    sets: Sets = None,
-) -> None:
+) -> int:
     """List transactions, the newest first. Exit code 3 when there are none."""
     from commitlake.reading.questions.transactions import STATES, Wanted
     from commitlake.tools.cli import questions
 
-    settings = load(conf, sets)
     wanted = Wanted(tuple(state or STATES), group, topic, reason, older_than, since, keys, where)
-    raise typer.Exit(questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json)))
+    return questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json))
 
 
 @app.command()
+@command
 def show(
+    settings: Config,
     transaction_id: Annotated[
         str, typer.Argument(metavar="ID", help="Id of a transaction, or of one of its messages.")
     ],
     as_json: AsJson = False,
-    conf: Conf = None,
-    sets: Sets = None,
-) -> None:
+) -> int:
     """Show all that happened to a transaction, in time order. Exit code 3 when nothing is known of it."""
     from commitlake.tools.cli import questions
 
-    raise typer.Exit(questions.history(load(conf, sets), transaction_id, as_json))
+    return questions.history(settings, transaction_id, as_json)
 
 
 @app.command()
+@command
 def hanging(
+    settings: Config,
     older_than: OlderThan = None,
     group: Group = None,
     topic: Topic = None,
     limit: Limit = 100,
     as_json: AsJson = False,
     watch: Watch = False,
-    conf: Conf = None,
-    sets: Sets = None,
-) -> None:
+) -> int:
     """List transactions pending for longer than transaction.timeout and three check intervals, the oldest first.
 
     Exit code 3 when there are none.
@@ -140,33 +129,29 @@ def hanging(
     from commitlake.reading.questions.transactions import Wanted
     from commitlake.tools.cli import questions
 
-    settings = load(conf, sets)
     age = settings.transaction.hangs_after_ms if older_than is None else older_than
     wanted = Wanted((StateFilter.PENDING,), group, topic, older_than_ms=age)
-    code = questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
-    raise typer.Exit(code)
+    return questions.repeat(watch, lambda: questions.transactions(settings, wanted, limit, as_json, oldest_first=True))
 
 
 ChangedStates = Annotated[
     list[StateFilter] | None,
-    typer.Option(
-        "--state", metavar="STATE", case_sensitive=False, help="May name only the state that the command changes."
-    ),
+    option("--state", "STATE", "May name only the state that the command changes.", case_sensitive=False),
 ]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="TRANSACTION_ID", help="Or choose by filters.")]
-Remark = Annotated[str, typer.Option("--remark", metavar="TEXT", help="Why; kept in the table op.")]
-As = Annotated[str | None, typer.Option("--as", metavar="NAME", help="Who; kept with the remark. Default: your login.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what it would send, and send nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Rate = Annotated[int, typer.Option("--rate", min=1, metavar="N", help="At most N decisions per second.")]
+Remark = Annotated[str, option("--remark", "TEXT", "Why; kept in the table op.")]
+As = Annotated[str | None, option("--as", "NAME", "Who; kept with the remark. Default: your login.")]
+DryRun = Annotated[bool, option("--dry-run", None, "Show what it would send, and send nothing.")]
+Yes = Annotated[bool, option("--yes", None, "Do not ask.")]
+Rate = Annotated[int, option("--rate", "N", "At most N decisions per second.", min=1)]
 ExistsIn = Annotated[
-    str | None,
-    typer.Option("--exists-in", metavar="TABLE", help="Only what a Delta table has: 'delta:PATH ON keys = id'."),
+    str | None, option("--exists-in", "TABLE", "Only what a Delta table has: 'delta:PATH ON keys = id'.")
 ]
 
 
 def _command(decision: str, changes: StateFilter, text: str) -> None:
     def decide(
+        settings: Config,
         remark: Remark,
         transaction_id: Ids = None,
         state: ChangedStates = None,
@@ -182,16 +167,13 @@ def _command(decision: str, changes: StateFilter, text: str) -> None:
         yes: Yes = False,
         rate: Rate = 200,
         name: As = None,
-        conf: Conf = None,
-        sets: Sets = None,
-    ) -> None:
+    ) -> int:
         from commitlake.reading.questions.transactions import Wanted
         from commitlake.tools.cli import bulk
 
         if set(state or ()) - {changes}:
             msg = f"{decision} changes only what is {changes}; leave --state out"
             raise typer.BadParameter(msg, param_hint="--state")
-        settings = load(conf, sets)
         filters = (group, topic, reason, older_than, since, keys, where)
         if not transaction_id and not any(filters) and not exists_in:
             msg = "name transactions, or choose them by --where or another filter; --state alone does not choose"
@@ -199,10 +181,10 @@ def _command(decision: str, changes: StateFilter, text: str) -> None:
         wanted = Wanted((changes,), *filters)
         told = f"{remark} (by {name or bulk.who()})"
         plan = bulk.BulkDecision(decision, wanted, tuple(transaction_id or ()), exists_in, told, rate)
-        raise typer.Exit(bulk.run(settings, plan, dry_run=dry_run, ask=not yes))
+        return bulk.run(settings, plan, dry_run=dry_run, ask=not yes)
 
     decide.__doc__ = f"{text}\n\nShows ten examples and asks before it sends. Exit code 3 when there are none."
-    app.command(decision.lower())(decide)
+    app.command(decision.lower())(command(decide))
 
 
 _command("RESUME", StateFilter.DISCARDED, "Reopen discarded transactions.")

@@ -1,7 +1,7 @@
 """The audit, in a process of its own: its Java starts while the story goes on, and it audits when the story has ended.
 
-Usage: python -m commitlake.tools.demo.auditor WAREHOUSE. It audits at a line of standard input, and ends without one.
-Its exit code is that of `commitlake audit`.
+Usage: python -m commitlake.tools.demo.auditor WAREHOUSE. The audit begins at a line of standard input; without one the
+process ends when its input does. Its exit code is that of `commitlake audit`.
 """
 
 from __future__ import annotations

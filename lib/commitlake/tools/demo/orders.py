@@ -124,7 +124,8 @@ class OrderListener(TransactionListener):
         """Look the transaction up; another instance may have placed its order, and may be gone."""
         assert message.keys is not None
         state = self.table.state(message.transaction_id)
-        if state is None and _age_ms(message) > PATIENCE_MS:
+        age_ms = time.time() * 1_000 - (message.store_timestamp or 0)
+        if state is None and age_ms > PATIENCE_MS:
             state = self.table.cancel(message.keys, message.transaction_id)
         return decision(state)
 
@@ -138,7 +139,3 @@ def decision(state: OrderState | None) -> LocalTransactionState:
             return LocalTransactionState.ROLLBACK_MESSAGE
         case _:
             return LocalTransactionState.UNKNOW
-
-
-def _age_ms(message: MessageExt) -> float:
-    return time.time() * 1_000 - (message.store_timestamp or 0)

@@ -25,9 +25,7 @@ SELECT keys, epoch_ms(moment), said FROM chosen JOIN (
 def of_a_checked_order(tables: OrderTables, killed: Iterable[tuple[int, str]]) -> tuple[str, list[str]]:
     """Return the last order of the killed shop that another one answered for, and a line for all that happened to it.
 
-    Args:
-        tables: of the demo's coordinator.
-        killed: who was killed, and when, ms since epoch.
+    `killed` says when, in ms since epoch, and who.
     """
     happened = tables.query(_HAPPENED, "half", "transactions", "checks", "op", f"topics/{TOPIC}")
     (order,) = {row[0] for row in happened}
@@ -38,8 +36,7 @@ def of_a_checked_order(tables: OrderTables, killed: Iterable[tuple[int, str]]) -
 def drawn(steps: Iterable[tuple[int, str]]) -> list[str]:
     """Return a line for each step, the first first: what it is, seconds since the first, and a point at its time.
 
-    Args:
-        steps: ms since epoch, and a text; in any order.
+    A step is a time, in ms since epoch, and a text.
     """
     ordered = sorted(steps)
     begin, width = ordered[0][0], max(len(said) for _, said in ordered)

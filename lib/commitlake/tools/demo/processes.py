@@ -27,38 +27,35 @@ class DemoError(CommitLakeError):
     """Raised when the demo itself goes wrong."""
 
 
-def _kill_group(process: subprocess.Popen[Any]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+class _Child:
+    """A process that Ctrl-C does not reach: it is for the demo, which ends its processes itself."""
+
+    def __init__(self, command: Sequence[str], **how: Any) -> None:
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **how)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def kill(self) -> None:
+        """End it and its children, such as a JVM, with SIGKILL, like a crash, even where they have outlived it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
-class CoordinatorProcess:
+class CoordinatorProcess(_Child):
     """A coordinator: a command that prints READY once it works, and ends when its standard input does."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         self._log = log
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that `kill` reaches its JVM too, and Ctrl-C is for the demo
-            )
-
-    def __enter__(self) -> Self:
-        return self
+            super().__init__(command, stdout=output, stderr=subprocess.STDOUT)
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
         self.kill()
-
-    def kill(self) -> None:
-        """End Python and its JVM with SIGKILL, like a crash, even where they have outlived the command."""
-        _kill_group(self._process)
 
     def has_said(self, *texts: str) -> bool:
         """Whether it has printed one of these.
@@ -73,26 +70,17 @@ class CoordinatorProcess:
         return any(text in said for text in texts)
 
 
-class AuditorProcess:
+class AuditorProcess(_Child):
     """The audit, with a Java of its own that starts at once; it ends when its standard input does."""
 
     def __init__(self, warehouse: Path, log: Path) -> None:
         self._log = log
+        command = [sys.executable, "-P", "-m", auditor.__name__, str(warehouse)]
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", auditor.__name__, str(warehouse)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for the demo
-            )
-
-    def __enter__(self) -> Self:
-        return self
+            super().__init__(command, stdout=subprocess.PIPE, stderr=output, text=True)
 
     def __exit__(self, *_: object) -> None:
-        _kill_group(self._process)
+        self.kill()
 
     def audit(self) -> tuple[bool, str]:
         """Return whether all is well, and what it says: its verdict, and before that what it found."""
@@ -101,7 +89,7 @@ class AuditorProcess:
         return is_well, said.strip() if is_well else f"{said}\n{self._log.read_text(errors='replace')[-_SHOWN:]}"
 
 
-class Instance:
+class Instance(_Child):
     """One shop in a process of its own; it ends when its standard input does, so it can't outlive this process."""
 
     def __init__(self, name: str, table: Path, kafka: Mapping[str, Any], tell: Callable[[str], None]) -> None:
@@ -109,15 +97,9 @@ class Instance:
         self.reported: Counter[str] = Counter()
         self._tell = tell
         self.killed_at_ms = 0
-        given = {"name": name, "table": str(table), "kafka": dict(kafka)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", shop.__name__, json.dumps(given)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            start_new_session=True,  # Ctrl-C is for the demo, which ends its shops itself
-        )
+        given = json.dumps({"name": name, "table": str(table), "kafka": dict(kafka)})
+        command = [sys.executable, "-P", "-m", shop.__name__, given]
+        super().__init__(command, stdout=subprocess.PIPE, text=True, bufsize=1)
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -149,9 +131,6 @@ class Instance:
         with suppress(BrokenPipeError):  # it was killed
             self._process.stdin.write("rush\n")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: object, *_: object) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # what `rush` wrote to one that was killed
@@ -159,8 +138,7 @@ class Instance:
         try:
             self._process.wait(0 if kind else _END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -170,13 +148,9 @@ class Instance:
             if word == "answers":
                 self._tell(f"{self.name} answers for {others[0]}: {others[1]}")
             if self.reported["stuck"] == shop.STUCK and not self.is_killed:
-                self._kill()
-
-    def _kill(self) -> None:
-        """End it with SIGKILL, like a crash."""
-        self.killed_at_ms = round(time.time() * 1_000)
-        self._process.kill()
-        self._tell(f"killed {self.name} with {shop.STUCK} open transactions")
+                self.killed_at_ms = round(time.time() * 1_000)
+                self.kill()
+                self._tell(f"killed {self.name} with {shop.STUCK} open transactions")
 
 
 @contextmanager

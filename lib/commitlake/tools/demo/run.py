@@ -10,7 +10,7 @@ import subprocess
 import sys
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -20,10 +20,8 @@ import yaml
 
 from commitlake.tools.demo import scenario, shop
 from commitlake.tools.demo.comparison import OrderTables
-from commitlake.tools.demo.downstream import Service
-from commitlake.tools.demo.orders import TOPIC, OrderTable
+from commitlake.tools.demo.orders import TOPIC
 from commitlake.tools.demo.picture import of_a_checked_order
-from commitlake.tools.demo.processes import AuditorProcess, CoordinatorProcess, instances
 from commitlake.tools.demo.progress import DemoProgress
 from commitlake.tools.demo.scenario import Scenario
 
@@ -69,8 +67,9 @@ def run(
         kafka = {"bootstrap_servers": broker.bootstrap_servers, **KAFKA}
         conf.write_text(yaml.safe_dump({**SETTINGS, **directories, "kafka": kafka}, sort_keys=False))
         tables = OrderTables(Path(str(directories["warehouse"])), broker.bootstrap_servers)
-        story = _started(place, kafka, tables, [*coordinator, "--conf", str(conf)], progress, started.enter_context)
-        differences = story.play({**kafka, **shop.PATIENT})
+        command = [*coordinator, "--conf", str(conf)]
+        story = Scenario(place, conf, {**kafka, **shop.PATIENT}, command, tables, progress, started)
+        differences = story.play()
         seconds, page = progress.seconds, place / "report.html"
         written = subprocess.Popen([*report, f"--conf={conf}", f"--out={page}"], stdout=subprocess.DEVNULL)
         is_well = _audit(story)
@@ -79,31 +78,6 @@ def run(
     if is_opened and not webbrowser.open(page.as_uri()):
         print(f"\nthere is no browser; open {page.as_uri()} in one")
     return int(bool(differences) or not is_well)
-
-
-def _started(
-    place: Path,
-    kafka: Mapping[str, Any],
-    tables: OrderTables,
-    command: list[str],
-    progress: DemoProgress,
-    enter: Callable[[Any], Any],
-) -> Scenario:
-    """Start all that the story begins with; `enter` sees to it that it ends."""
-    conf = place / "demo.yaml"
-    table = OrderTable(str(place / "orders.db"))
-    table.create(shop.BALANCES)
-    return Scenario(
-        enter(CoordinatorProcess(command, place / "coordinator.log")),
-        lambda: enter(CoordinatorProcess([*command, "--standby"], place / "standby.log")),
-        lambda: enter(AuditorProcess(tables.root, place / "audit.log")),
-        tables,
-        table,
-        points=enter(Service(conf, tables.root, "points", place)),
-        logistics=enter(Service(conf, tables.root, "logistics", place, fails_first=7)),
-        shops=enter(instances(place / "orders.db", {**kafka, **shop.PATIENT}, progress.write)),
-        progress=progress,
-    )
 
 
 def _audit(story: Scenario) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from commitlake import DefaultMQProducer, Message
@@ -13,9 +14,9 @@ from commitlake.tools.demo import orders
 from commitlake.tools.demo.comparison import Comparison, OrderTables
 from commitlake.tools.demo.downstream import Service
 from commitlake.tools.demo.orders import OrderTable
-from commitlake.tools.demo.processes import AuditorProcess, CoordinatorProcess, Instance
+from commitlake.tools.demo.processes import AuditorProcess, CoordinatorProcess, instances
 from commitlake.tools.demo.progress import DemoProgress
-from commitlake.tools.demo.shop import DOOMED, SHOPS, TOTAL
+from commitlake.tools.demo.shop import BALANCES, DOOMED, SHOPS, TOTAL
 
 STORY = f"""\
 {len(SHOPS)} shops, one producer group, place {TOTAL} orders: a half message, then a local transaction
@@ -28,43 +29,49 @@ _PRICES, _REMINDERS = "prices", "reminders"
 _DELAY_S = 10
 _LOOK_EVERY_S = 1.0
 _UP = "standing by"
-"""A standby prints it when it could take over. To rehearse that for 10 s first, the story takes 12 s longer."""
+"""A standby prints it as soon as it could take over. If the story awaited its rehearsal, it would take 12 s longer."""
 _PATIENCE_S = 600
 """The story takes a minute on two quick cores, and four and more on slow ones that do other things too."""
 
 
-@dataclass
 class Scenario:
     """The processes and tables of the demo, and the story.
 
+    `command` is `commitlake run`, `kafka` has the arguments with which producers reach Kafka, and `started` ends all
+    that the story starts.
+
     Attributes:
-        stand_by: starts a standby.
-        prepare_audit: starts the audit's Java.
         auditor: the audit, once its Java starts.
-        killed_at_ms: when the coordinator was killed, ms since epoch; 0 before.
         counts: of the tables, as last read, see `OrderTables.counts`.
     """
 
-    coordinator: CoordinatorProcess
-    stand_by: Callable[[], CoordinatorProcess]
-    prepare_audit: Callable[[], AuditorProcess]
-    tables: OrderTables
-    table: OrderTable
-    shops: Sequence[Instance]
-    points: Service
-    logistics: Service
-    progress: DemoProgress
-    counts: Counter[str] = field(default_factory=Counter)
-    auditor: AuditorProcess | None = None
-    killed_at_ms: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        place: Path,
+        conf: Path,
+        kafka: Mapping[str, Any],
+        command: Sequence[str],
+        tables: OrderTables,
+        progress: DemoProgress,
+        started: ExitStack,
+    ) -> None:
+        self.tables, self.progress, self._kafka = tables, progress, kafka
+        self._place, self._command, self._begun = place, command, started.enter_context
+        self._table = OrderTable(str(place / "orders.db"))
+        self._table.create(BALANCES)
+        self._coordinator = self._begun(CoordinatorProcess(command, place / "coordinator.log"))
+        self.points = self._begun(Service(conf, tables.root, "points", place))
+        self.logistics = self._begun(Service(conf, tables.root, "logistics", place, fails_first=7))
+        self._shops = self._begun(instances(place / "orders.db", kafka, progress.write))
+        self.counts: Counter[str] = Counter()
+        self.auditor: AuditorProcess | None = None
+        self._killed_at_ms = 0
         self._others: dict[str, Counter[str]] = {}
         self._takeover = self._steps_of_takeover()
 
-    def play(self, kafka: Mapping[str, Any]) -> list[str]:
+    def play(self) -> list[str]:
         """Run until all is decided and all sides agree, or patience ends; return what still differs then."""
-        self._others = _send_others(kafka)
+        self._others = _send_others(self._kafka)
         self.progress.write(f"sent a batch of 3 {_PRICES}, and a reminder for in {_DELAY_S} s")
         deadline = time.monotonic() + _PATIENCE_S
         try:
@@ -77,11 +84,11 @@ class Scenario:
 
     def killed(self) -> list[tuple[int, str]]:
         """Who was killed, and when, ms since epoch."""
-        shops = [(each.killed_at_ms, f"{each.name} killed") for each in self.shops if each.is_killed]
-        return [*shops, (self.killed_at_ms, "coordinator killed")]
+        shops = [(each.killed_at_ms, f"{each.name} killed") for each in self._shops if each.is_killed]
+        return [*shops, (self._killed_at_ms, "coordinator killed")]
 
     def _show(self) -> None:
-        counts, placed = self.counts, sum(each.placed for each in self.shops)
+        counts, placed = self.counts, sum(each.placed for each in self._shops)
         self.progress.show(
             f"{placed} orders: {counts['COMMITTED']} committed, {counts['ROLLED_BACK']} rolled back, "
             f"{counts['PENDING']} pending; {counts['checks']} checks; "
@@ -91,8 +98,8 @@ class Scenario:
     def _look(self) -> list[str]:
         """Read the tables, and go on with the takeover; return what still keeps the story from its end."""
         self.counts = self.tables.counts()
-        self.coordinator.has_said()  # raises, if it has ended; so do the shops
-        are_done = all([each.is_done for each in self.shops])
+        self._coordinator.has_said()  # raises, if it has ended; so do the shops
+        are_done = all([each.is_done for each in self._shops])
         if waits := next(self._takeover, None):
             return [waits]
         if not are_done:
@@ -104,32 +111,32 @@ class Scenario:
     def _steps_of_takeover(self) -> Iterator[str]:
         """Start a standby, kill the coordinator, and await the standby's first row; at each look, what it waits for."""
         tell = self.progress.write
-        while not self.coordinator.has_said("READY"):
+        while not self._coordinator.has_said("READY"):
             yield "the coordinator is not ready"
         tell("the coordinator is ready")
         while not self.counts["COMMITTED"]:
             yield "no order is committed"
         tell(f"the first {self.counts['COMMITTED']} orders are committed; starting a standby")
-        standby = self.stand_by()
+        standby = self._begun(CoordinatorProcess([*self._command, "--standby"], self._place / "standby.log"))
         while not standby.has_said(_UP):
             yield "the standby is not up"
-        self.coordinator.kill()
-        self.coordinator, self.killed_at_ms = standby, round(time.time() * 1_000)
-        for each in self.shops:
+        self._coordinator.kill()
+        self._coordinator, self._killed_at_ms = standby, round(time.time() * 1_000)
+        for each in self._shops:
             each.rush()
         shown = self.tables.counts()["COMMITTED"]
         tell("killed the coordinator; orders go on, and the standby completes what it had begun")
         while self.counts["COMMITTED"] <= shown:
             yield "the standby has not taken over"
-        tell(f"the standby took over: the first new rows came after {time.time() - self.killed_at_ms / 1_000:.1f} s")
-        self.auditor = self.prepare_audit()
+        tell(f"the standby took over: the first new rows came after {time.time() - self._killed_at_ms / 1_000:.1f} s")
+        self.auditor = self._begun(AuditorProcess(self.tables.root, self._place / "audit.log"))
 
     def _comparisons(self) -> list[Comparison]:
         table = f"the topic table {orders.TOPIC}"
         seen = self.tables.seen(orders.TOPIC, "keys")
         return [
             self.tables.landed(),
-            Comparison("paid orders", "the order table", table, Counter(self.table.paid()), seen),
+            Comparison("paid orders", "the order table", table, Counter(self._table.paid()), seen),
             Comparison("orders", table, "the points", seen, Counter(self.points.worked_on())),
             Comparison("orders", table, "what is shipped", seen, Counter(self.logistics.worked_on())),
             *(self._others_are_seen(topic, ids) for topic, ids in self._others.items()),

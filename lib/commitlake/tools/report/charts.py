@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import cycle
+from itertools import cycle, groupby
 
 WIDTH, HEIGHT = 640, 200
 _LEFT, _RIGHT, _BOTTOM, _TOP = 44, 6, 22, 14
@@ -104,13 +104,8 @@ def _ticks(highest: float, step: float) -> list[float]:
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     """Runs of neighbours that have a value, with their places."""
-    found: list[list[tuple[int, float]]] = [[]]
-    for place, value in enumerate(values):
-        if value is None:
-            found.append([])
-        else:
-            found[-1].append((place, value))
-    return [run for run in found if run]
+    runs = groupby(enumerate(values), key=lambda each: each[1] is None)
+    return [[(place, value) for place, value in run if value is not None] for is_gap, run in runs if not is_gap]
 
 
 def _css(name: str) -> str:
