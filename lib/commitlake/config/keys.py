@@ -1,4 +1,8 @@
-"""The configuration keys: the name, the parser, the default and the meaning of each, in one table."""
+"""The configuration keys: the name, the parser, the default and the meaning of each, in one table.
+
+Why not pydantic-settings: its compiled core cannot travel to a cluster with `--py-files`, and every producer would have
+to install it. And each error names the key, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
