@@ -20,7 +20,7 @@ from kafka.errors import KafkaTimeoutError
 
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.engine import Engine
-from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
+from commitlake.clients.producer.kafka_python import ASKING_MS, KafkaPythonEngine
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSendError, ProducerError, RecordError
 from commitlake.kafka.admin_client import explain
@@ -218,9 +218,9 @@ class Connection:
             "acks": "all",
             "enable_idempotence": True,
             "max_request_size": record_bytes(self.settings.max_message_size),
-            "max_block_ms": bound,
+            "max_block_ms": ASKING_MS,
             "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound), _LONGEST_REQUEST_MS),
-            "delivery_timeout_ms": bound + WITHDRAWAL_MS + given.get("linger_ms", 0),
+            "delivery_timeout_ms": bound + given.get("linger_ms", 0),
             # Few requests in flight: a hanging broker appends all that was written to it when it continues. With one
             # in flight, a half message waits for the op before it: 250 transactions a second and thread instead of 430.
             "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 2),
