@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def test_what_ends_the_thread_is_told_by_each_group(warehouse: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Clerk, "_start_syncs", fails(MemoryError("no memory")))
         next(second).done()
-        wait_for(lambda: first._subscriptions[0]._member.is_closed)
+        wait_for(first._subscriptions[0]._member.closed.is_set)
     for each in (first, second):
         with pytest.raises(ConsumerError, match="no memory"):
             each.close()
@@ -79,7 +79,7 @@ def test_a_consumer_that_garbage_collection_closes_in_the_thread_stalls_no_group
     with other:
         next(other).done()
     assert len(rest(warehouse, group="b")) == 39
-    wait_for(lambda: mine.is_closed)
+    wait_for(mine.closed.is_set)
     assert len(rest(warehouse, group="a")) == 39
 
 
@@ -109,21 +109,13 @@ def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkey
     assert len(rest(warehouse, group="b")) == 39
 
 
-class NoClerk:
-    """Lets a test say when receipts are written and members sync."""
-
-    def add(self, _: GroupMember) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
-def member(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupMember]:
-    """It reads queues 0 and 1, and has handed over a message of queue 1."""
-    monkeypatch.setattr(group_member, "clerk", lambda _: NoClerk())
+def member(warehouse: Path) -> GroupMember:
+    """It reads queues 0 and 1, and has no clerk: a test says when receipts are written and members sync."""
     place = f"{warehouse}_receipts"
     kept, first = Receipts(f"{place}/receipts", "points", "orders"), {"members": {}, "queues": {}, "table": "t"}
     group = Group(place, "points", "orders")
-    yield GroupMember(group, kept, "a", 60, first, {0, 1}, Lanes(), True, 0)
+    return GroupMember(group, kept, "a", 60, first, {0, 1}, Lanes(), True, 0)
 
 
 def hand_over(member: GroupMember, offset: int) -> InFlight:
