@@ -129,7 +129,7 @@ def write_receipts(member: GroupMember) -> None:
         member.written(taken[0])
 
 
-def turn_while_it_is_written(member: GroupMember, *written: Any) -> None:
+def sync_while_it_is_written(member: GroupMember, *written: Any) -> None:
     before, thread = member.lanes.changes, threading.Thread(target=member.sync)
     thread.start()
     wait_for(lambda: member.lanes.changes > before)
@@ -147,7 +147,7 @@ def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written
     taken = member.take()
     assert taken is not None
     member.queues = {0, 1, 2}  # another lane comes while the receipt is written
-    turn_while_it_is_written(member, taken[0])
+    sync_while_it_is_written(member, taken[0])
 
     def share() -> dict[str, Any]:
         state = kept_state(place, "points", "orders")
@@ -170,7 +170,7 @@ def test_what_waits_for_a_store_that_is_away_puts_no_message_of_a_lost_queue_off
     Group(f"{warehouse}_receipts", "points", "orders").change(
         lambda state: assignment.leave(state or {}, "a", {})  # by others, who took it for gone
     )
-    turn_while_it_is_written(member, taken[0], OSError("away"))
+    sync_while_it_is_written(member, taken[0], OSError("away"))
     assert member.lanes.take().receipts == []
     assert member.lanes.unwritten == 0
 
@@ -238,7 +238,7 @@ def handed_again(lanes: Lanes) -> InFlight:
     return handed
 
 
-def turn(lanes: Lanes, state: dict[str, Any]) -> dict[str, Any]:
+def rebalanced(lanes: Lanes, state: dict[str, Any]) -> dict[str, Any]:
     _, cursors, held, _ = lanes.take()
     after = assignment.rebalance(state, "a", set(), {0, 1}, held, cursors)
     lanes.follow(after, "a", held & assignment.owned(after, "a").keys())
@@ -249,10 +249,10 @@ def test_a_queue_goes_to_its_due_owner_once_its_retries_are_released() -> None:
     lanes = Lanes()
     lanes.follow(ALONE, "a", set())
     handed = handed_again(lanes)
-    state = turn(lanes, {**ALONE, "members": {"a": 15, "b": 15}})
+    state = rebalanced(lanes, {**ALONE, "members": {"a": 15, "b": 15}})
     assert state["queues"]["1"]["owner"] == "a", "a message of it is in hand"
     assert lanes.release(handed)
-    assert turn(lanes, state)["queues"]["1"]["owner"] is None
+    assert rebalanced(lanes, state)["queues"]["1"]["owner"] is None
 
 
 def test_a_message_of_a_queue_that_was_lost_is_not_put_off() -> None:

@@ -551,7 +551,7 @@ def test_a_flush_of_librdkafka_does_not_wait_for_what_is_sent_meanwhile() -> Non
     engine.close(20)
 
 
-class Held:
+class HeldClient:
     """A client of kafka-python whose record is acknowledged or given up when the test says so."""
 
     def __init__(self) -> None:
@@ -568,7 +568,7 @@ class Held:
 
 def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced() -> None:
     for is_given_up in (False, True):
-        old, new = Held(), Held()
+        old, new = HeldClient(), HeldClient()
         new.has_outcome.set()
         clients = iter((old, new))
         engine = KafkaPythonEngine(lambda *_, made=clients: next(made), 1_000, str)

@@ -185,11 +185,11 @@ class GroupMember:
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
-            self._look(None if has_new else time.monotonic() - LATELY_S)
+            self._read_waiting(None if has_new else time.monotonic() - LATELY_S)
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
         self._settled = {queue for queue in queues if self._reads(owners.get(queue))}
 
-    def _look(self, after_s: float | None) -> None:
+    def _read_waiting(self, after_s: float | None) -> None:
         """Read which messages wait for a retry; not during a write, and from no snapshot older than the last write."""
         with self._writing:
             begun = time.monotonic()
