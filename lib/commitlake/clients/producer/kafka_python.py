@@ -87,8 +87,9 @@ class KafkaPythonEngine:
     ) -> None:
         if isinstance(error, KafkaTimeoutError) or not getattr(error, "retriable", False):
             self._spoilt = client  # the next send replaces it
-        told = self._told(error, is_sent=_has_sent(client, topic), is_aborted=_was_aborted(sent))
-        outcome.set_exception(told)
+        is_aborted = _was_aborted(sent)
+        is_sent = not is_aborted or _has_sent(client, topic)
+        outcome.set_exception(self._told(error, is_sent=is_sent, is_aborted=is_aborted))
 
     def _told(self, error: Exception, *, is_sent: bool, is_aborted: bool = False) -> ProducerError:
         """The public error for an error of kafka-python.
