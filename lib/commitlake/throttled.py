@@ -111,7 +111,7 @@ class ThrottledWarning:
             self._log.warning("it works again, after %.0f s", time.monotonic() - since)
 
 
-class Ignored:
+class IgnoredRecords:
     """Counts ignored records of a topic, and logs at most one a minute: nobody who writes to it can fill the log."""
 
     def __init__(self, topic: str) -> None:

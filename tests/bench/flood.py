@@ -79,9 +79,9 @@ class Watch:
         until = time.monotonic() + seconds
         while not done() and time.monotonic() < until:
             time.sleep(_POLL_S)
-            self._look()
+            self._read()
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         for commit in self._transactions.read():
             is_flood = commit.column("producer_group") == _GROUP
             self.states.update(commit.column("state")[is_flood].tolist())

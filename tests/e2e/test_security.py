@@ -22,6 +22,7 @@ from tests.support.secured import OUTSIDER, PASSWORDS, Secured, jaas, make_serve
 
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake import config as configuration
+from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.config import KafkaConfig
 from commitlake.errors import CommitLakeError, KafkaError, ProducerError
 from commitlake.protocol.encoding import Position
@@ -169,10 +170,14 @@ def test_a_refusal_that_comes_before_the_send_returns_says_that_nothing_was_sent
 ) -> None:
     """A busy machine let Kafka's answer to the request for a producer id come first."""
 
-    def too_late(client: Any, sent: Any) -> None:
-        wait_for(lambda: sent.is_done)
+    hand_over = KafkaPythonEngine._hand_over
 
-    monkeypatch.setattr("commitlake.clients.producer.kafka_python._batch_of", too_late)
+    def slowly(*given: Any) -> Any:
+        client, sent = hand_over(*given)
+        wait_for(lambda: sent.is_done)
+        return client, sent
+
+    monkeypatch.setattr(KafkaPythonEngine, "_hand_over", slowly)
     test_a_send_without_the_right_to_write_fails(secured)
 
 

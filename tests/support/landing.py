@@ -30,9 +30,10 @@ CUT_SHORT = (Cut, StreamingQueryException)
 
 def begin(config: Config, warehouse: Warehouse) -> start.Begin:
     """The first steps of a start: where landing goes on."""
-    come = start.reached(warehouse, config)
+    reached = start.reached(warehouse, config)
     kafka = kafka_identity.remembered(warehouse)
-    return start.begin(warehouse, config, come, kafka, kafka_identity.check(warehouse, config, kafka, come.position))
+    others = kafka_identity.check(warehouse, config, kafka, reached.position)
+    return start.begin(warehouse, config, reached, kafka, others)
 
 
 def land(spark: SparkSession, config: Config, warehouse: Warehouse, *, looks: bool = True) -> Landing:

@@ -33,7 +33,7 @@ class Orders:
     def __init__(self, producer: TransactionMQProducer, url: str) -> None:
         self._producer, self._url = producer, url
         self.dies = ""
-        producer.register_end_transaction_hook(lambda _: self._come("before the op"))
+        producer.register_end_transaction_hook(lambda _: self._reach("before the op"))
 
     def last(self, dies: str) -> None:
         """An order, and another one that does not come to its end."""
@@ -54,13 +54,13 @@ class Orders:
         name = f"{random.getrandbits(64):x}"
         with self._producer.begin_transaction(database=database) as transaction:
             database.execute("INSERT INTO orders VALUES (%s)", (name,))
-            self._come("before the half message")
+            self._reach("before the half message")
             transaction.send(Message("orders", name, keys=name))
-            self._come("before the commit")
+            self._reach("before the commit")
             if outcome == "sold out":
                 raise SoldOut
 
-    def _come(self, step: str) -> None:
+    def _reach(self, step: str) -> None:
         if not self.dies:
             time.sleep(random.uniform(0, 0.05))
         elif step == self.dies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def test_what_ends_the_thread_is_told_by_each_group(warehouse: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(Clerk, "_start_syncs", fails(MemoryError("no memory")))
         next(second).done()
-        wait_for(lambda: first._subscriptions[0]._member.is_closed)
+        wait_for(first._subscriptions[0]._member.closed.is_set)
     for each in (first, second):
         with pytest.raises(ConsumerError, match="no memory"):
             each.close()
@@ -79,7 +79,7 @@ def test_a_consumer_that_garbage_collection_closes_in_the_thread_stalls_no_group
     with other:
         next(other).done()
     assert len(rest(warehouse, group="b")) == 39
-    wait_for(lambda: mine.is_closed)
+    wait_for(mine.closed.is_set)
     assert len(rest(warehouse, group="a")) == 39
 
 
@@ -109,21 +109,13 @@ def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkey
     assert len(rest(warehouse, group="b")) == 39
 
 
-class NoClerk:
-    """Lets a test say when receipts are written and members sync."""
-
-    def add(self, _: GroupMember) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
-def member(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupMember]:
-    """It reads queues 0 and 1, and has handed over a message of queue 1."""
-    monkeypatch.setattr(group_member, "clerk", lambda _: NoClerk())
+def member(warehouse: Path) -> GroupMember:
+    """It reads queues 0 and 1, and has no clerk: a test says when receipts are written and members sync."""
     place = f"{warehouse}_receipts"
     kept, first = Receipts(f"{place}/receipts", "points", "orders"), {"members": {}, "queues": {}, "table": "t"}
     group = Group(place, "points", "orders")
-    yield GroupMember(group, kept, "a", 60, first, {0, 1}, Lanes(), True, 0)
+    return GroupMember(group, kept, "a", 60, first, {0, 1}, Lanes(), True, 0)
 
 
 def hand_over(member: GroupMember, offset: int) -> InFlight:
@@ -137,7 +129,7 @@ def write_receipts(member: GroupMember) -> None:
         member.written(taken[0])
 
 
-def turn_while_it_is_written(member: GroupMember, *written: Any) -> None:
+def sync_while_it_is_written(member: GroupMember, *written: Any) -> None:
     before, thread = member.lanes.changes, threading.Thread(target=member.sync)
     thread.start()
     wait_for(lambda: member.lanes.changes > before)
@@ -155,7 +147,7 @@ def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written
     taken = member.take()
     assert taken is not None
     member.queues = {0, 1, 2}  # another lane comes while the receipt is written
-    turn_while_it_is_written(member, taken[0])
+    sync_while_it_is_written(member, taken[0])
 
     def share() -> dict[str, Any]:
         state = kept_state(place, "points", "orders")
@@ -178,7 +170,7 @@ def test_what_waits_for_a_store_that_is_away_puts_no_message_of_a_lost_queue_off
     Group(f"{warehouse}_receipts", "points", "orders").change(
         lambda state: assignment.leave(state or {}, "a", {})  # by others, who took it for gone
     )
-    turn_while_it_is_written(member, taken[0], OSError("away"))
+    sync_while_it_is_written(member, taken[0], OSError("away"))
     assert member.lanes.take().receipts == []
     assert member.lanes.unwritten == 0
 
@@ -246,7 +238,7 @@ def handed_again(lanes: Lanes) -> InFlight:
     return handed
 
 
-def turn(lanes: Lanes, state: dict[str, Any]) -> dict[str, Any]:
+def rebalanced(lanes: Lanes, state: dict[str, Any]) -> dict[str, Any]:
     _, cursors, held, _ = lanes.take()
     after = assignment.rebalance(state, "a", set(), {0, 1}, held, cursors)
     lanes.follow(after, "a", held & assignment.owned(after, "a").keys())
@@ -257,10 +249,10 @@ def test_a_queue_goes_to_its_due_owner_once_its_retries_are_released() -> None:
     lanes = Lanes()
     lanes.follow(ALONE, "a", set())
     handed = handed_again(lanes)
-    state = turn(lanes, {**ALONE, "members": {"a": 15, "b": 15}})
+    state = rebalanced(lanes, {**ALONE, "members": {"a": 15, "b": 15}})
     assert state["queues"]["1"]["owner"] == "a", "a message of it is in hand"
     assert lanes.release(handed)
-    assert turn(lanes, state)["queues"]["1"]["owner"] is None
+    assert rebalanced(lanes, state)["queues"]["1"]["owner"] is None
 
 
 def test_a_message_of_a_queue_that_was_lost_is_not_put_off() -> None:

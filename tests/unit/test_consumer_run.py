@@ -167,7 +167,7 @@ def test_a_long_line_behind_a_message_that_fails_is_told(
     assert "wait behind <ReceivedMessage orders half-0-0-0 attempt=1>" in caplog.text
 
 
-class Held:
+class KeyedMessage:
     """A message of a key, whose queue this instance keeps or not."""
 
     sharding_key, topic, finished = None, "orders", False
@@ -183,7 +183,7 @@ class Held:
 
 
 def test_of_a_key_in_two_queues_only_what_goes_elsewhere_is_let_go(tmp_path: Path) -> None:
-    failing, staying = Held("goes", is_due_elsewhere=True), Held("stays", is_due_elsewhere=False)
+    failing, staying = KeyedMessage("goes", is_due_elsewhere=True), KeyedMessage("stays", is_due_elsewhere=False)
     begun, stop = threading.Event(), Stop()
 
     def handle(each: Any) -> None:

@@ -330,8 +330,8 @@ def test_what_can_not_be_used_is_refused_before_anything_is_sent(shop: Shop) -> 
     with pytest.raises(DatabaseError, match="can only be used in that same thread"):
         shop.producer.begin_transaction(database=others[0])
     assert others[0].connection is None
-    with closing(opened()) as apart, pytest.raises(ProducerError, match=r"Django's `atomic` can't begin"):
-        shop.producer.begin_transaction(database=apart)
+    with closing(opened()) as other, pytest.raises(ProducerError, match=r"Django's `atomic` can't begin"):
+        shop.producer.begin_transaction(database=other)
     transaction.set_autocommit(False)
     with pytest.raises(ProducerError, match="switch its autocommit on"):
         shop.begin()

@@ -486,10 +486,10 @@ def test_a_callback_that_raises_ends_no_later_send() -> None:
     def fail(_: object) -> None:
         raise SystemExit(3)
 
-    first = engine.send("orders", 0, RECORD, 10_000).outcome
+    first = engine.send("orders", 0, RECORD, 10_000)
     first.add_done_callback(fail)
     assert first.result(20)
-    assert engine.send("orders", 0, RECORD, 10_000).outcome.result(20)
+    assert engine.send("orders", 0, RECORD, 10_000).result(20)
     engine.close(5)
 
 
@@ -511,7 +511,7 @@ def test_a_send_has_its_outcome_when_its_client_ends_before_it_has_the_record(
         sending = beside.submit(engine.send, "orders", 0, RECORD, 10_000)
         assert chosen.wait(20)
         engine.close(10) if is_closed else engine.send("orders", 0, RECORD, 20_000)
-        assert sending.result().outcome.result(20)
+        assert sending.result().result(20)
     engine.close(10)
     with pytest.raises(FailedSendError, match="is shut down"):
         engine.send("orders", 0, RECORD, 10_000)
@@ -523,7 +523,7 @@ def test_a_flush_and_a_close_of_librdkafka_wait_for_clients_that_were_replaced()
 
     for end in (ConfluentEngine.flush, ConfluentEngine.close):
         engine = ConfluentEngine(slow_at_first, 10_000, str)
-        slow, quick = (engine.send("orders", 0, RECORD, timeout_ms).outcome for timeout_ms in (10_000, 20_000))
+        slow, quick = (engine.send("orders", 0, RECORD, timeout_ms) for timeout_ms in (10_000, 20_000))
         assert quick.result(20)
         assert not engine.flush(0.1)
         assert end(engine, 20) is not False
@@ -543,7 +543,7 @@ def test_a_flush_of_librdkafka_does_not_wait_for_what_is_sent_meanwhile() -> Non
 
     with ThreadPoolExecutor(1) as beside:
         beside.submit(send)
-        before = engine.send("orders", 0, RECORD, 10_000).outcome
+        before = engine.send("orders", 0, RECORD, 10_000)
         is_flushed = engine.flush(8)
         is_over.set()
     assert is_flushed
@@ -551,7 +551,7 @@ def test_a_flush_of_librdkafka_does_not_wait_for_what_is_sent_meanwhile() -> Non
     engine.close(20)
 
 
-class Held:
+class HeldClient:
     """A client of kafka-python whose record is acknowledged or given up when the test says so."""
 
     def __init__(self) -> None:
@@ -568,7 +568,7 @@ class Held:
 
 def test_a_flush_and_a_close_of_kafka_python_wait_for_clients_that_were_replaced() -> None:
     for is_given_up in (False, True):
-        old, new = Held(), Held()
+        old, new = HeldClient(), HeldClient()
         new.has_outcome.set()
         clients = iter((old, new))
         engine = KafkaPythonEngine(lambda *_, made=clients: next(made), 1_000, str)

@@ -20,7 +20,7 @@ from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.clients.producer import DefaultMQProducer, Message, TransactionMQProducer, check_reader
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.check_turns import READERS, CheckTurns, Turned
-from commitlake.clients.producer.engine import Queue, Result, Sent
+from commitlake.clients.producer.engine import Queue, Result
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSendError, ProducerError, RefusedSendError
 from commitlake.protocol.encoding import Position
@@ -45,16 +45,16 @@ class Client:
         self.flushes = threading.Event()
         self.flushes.set()
         self.is_closed = False
-        self._sent: SimpleQueue[Sent] = SimpleQueue()
+        self._sent: SimpleQueue[Result[Position]] = SimpleQueue()
         threading.Thread(target=self._tell, daemon=True).start()
 
-    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Result[Position]:
         self.callers.add(threading.current_thread())
         if topic != "orders":
             msg = f"{topic} is not there"
             raise FailedSendError(msg)
         self.chosen = queue if isinstance(queue, int) else queue(4)
-        sent = Sent(Result())
+        sent = Result[Position]()
         self._sent.put(sent)
         return sent
 
@@ -68,7 +68,7 @@ class Client:
 
     def _tell(self) -> None:
         while True:
-            self._sent.get().outcome.set_result(AT)
+            self._sent.get().set_result(AT)
 
 
 def interrupted(call: Callable[[], object], at: int) -> bool:
@@ -100,7 +100,7 @@ def test_a_send_may_be_interrupted_at_each_instruction_and_the_next_one_is_sent(
     engine = ByHand(client)
 
     def send() -> Position:
-        return engine.send("orders", choose, RECORD, 1_000).outcome.result(10)
+        return engine.send("orders", choose, RECORD, 1_000).result(10)
 
     def choose(of: int) -> int:
         client.callers.add(threading.current_thread())
@@ -152,7 +152,7 @@ def test_what_the_client_raises_comes_to_the_main_thread_and_threads_end_with_th
     assert threading.active_count() > before + 1
     engine.close(0)
     wait_for(lambda: threading.active_count() <= before + 1)  # the client's own
-    assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT  # after a handler that shut it down
+    assert engine.send("orders", 0, RECORD, 1_000).result(10) == AT  # after a handler that shut it down
 
 
 def after(seconds: float, call: Callable[[], object]) -> None:
@@ -181,7 +181,7 @@ def test_a_call_that_is_interrupted_goes_on_and_its_thread_ends_with_the_engine(
     threading.Timer(0.5, client.flushes.set).start()
     engine.close(60)
     assert client.is_closed
-    assert engine.send("orders", 0, RECORD, 1_000).outcome.result(10) == AT
+    assert engine.send("orders", 0, RECORD, 1_000).result(10) == AT
     wait_for(lambda: threading.active_count() <= before + 1, 15)
 
 

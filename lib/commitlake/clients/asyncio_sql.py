@@ -43,7 +43,7 @@ def awaited(given: Any) -> Any:
     return given
 
 
-def run_apart(opened: Awaitable[Any], call: Callable[[Sql], T]) -> T:
+def run_on_own_loop(opened: Awaitable[Any], call: Callable[[Sql], T]) -> T:
     """Open a connection, call a function with its statements, and close it, in an event loop of a thread of its own.
 
     Raises:

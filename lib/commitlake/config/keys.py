@@ -1,4 +1,8 @@
-"""Configuration keys: each is a field of `Config` or of one of its sections, with parser, default and meaning."""
+"""Configuration keys: each is a field of `Config` or of one of its sections, with parser, default and meaning.
+
+Why not pydantic-settings: its compiled core cannot travel to a cluster with `--py-files`, and every producer would have
+to install it. And each error names the key, the value and what is allowed.
+"""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Scheduler:
         """Coordinates a round until its decisions are visible; `_coordinating` is the rest of the round."""
         if now.advance(self._timers.due(until)):
             self._begin()
-            self._coordinating.add_done_callback(lambda _: now.visible.set())
+            self._coordinating.add_done_callback(lambda _: now.visible.set())  # also where it failed, and shows nothing
             now.visible.wait()
             if self._coordinating.done():
                 self._coordinating.result()

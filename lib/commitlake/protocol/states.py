@@ -104,6 +104,8 @@ class Kind(IntEnum):
     """A committed half message with a delay."""
     TICK = 9
     """Nothing came, but something is due."""
+    HEAD = TICK
+    """Of a row in `open_rows`: it has the position and timings of the others, among which is no TICK."""
     UNKNOWN = 10
     """An op that answers a check, and says that the outcome is still unknown."""
     REFUSED_PART = 11

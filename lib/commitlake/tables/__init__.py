@@ -1,7 +1,7 @@
 """The Delta tables: schemas, names, creation, reads and appends.
 
-Begin with `schemas.py`, whose columns are those of the contract. All reads go through `table_reader.py`, and all
-appends through `warehouse.py`.
+Begin with `schemas.py`, whose columns are those of the contract. All reads go through `existing_tables.py`, and
+all appends through `warehouse.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,12 +25,10 @@ from commitlake.spark.parallel import run_all
 from commitlake.tables import avro_bodies, json_bodies
 from commitlake.tables.avro_bodies import Avro
 from commitlake.tables.columns import any_sql
+from commitlake.tables.existing_tables import ExistingTables
 from commitlake.tables.names import topic_table
 from commitlake.tables.schema_registry import registry
 from commitlake.tables.schemas import STATISTICS, TOPIC, TableLayout
-
-if TYPE_CHECKING:
-    from commitlake.tables.warehouse import Warehouse
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +190,7 @@ def _far(kind: T.DataType) -> str | None:
     return "year({}) NOT BETWEEN 1 AND 9999" if isinstance(kind, T.TimestampType | T.DateType) else None
 
 
-def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, Value]:
+def prepare(tables: ExistingTables, schemas: Mapping[str, TopicSchema]) -> dict[str, Value]:
     """The values of the topics; adds columns and statistics that tables lack.
 
     Fields that a schema no longer has stay in the table. Where a registry is away, or a subject's newest schema does
@@ -207,7 +204,7 @@ def prepare(tables: Warehouse, schemas: Mapping[str, TopicSchema]) -> dict[str, 
     return found
 
 
-def _prepare(tables: Warehouse, topic: str, given: TopicSchema, found: dict[str, Value]) -> None:
+def _prepare(tables: ExistingTables, topic: str, given: TopicSchema, found: dict[str, Value]) -> None:
     """Brings the table of a topic to its schema, and notes the column `value` that it then has."""
     name = topic_table(topic)
     if not tables.holds(name):
@@ -244,7 +241,7 @@ def _fitted(spark: SparkSession, topic: str, given: TopicSchema, there: T.Struct
     return wanted, [f"{VALUE} {wanted.column.simpleString()}", f"{ERROR} STRING"]
 
 
-def _gather_statistics(tables: Warehouse, name: str, value: Value) -> None:
+def _gather_statistics(tables: ExistingTables, name: str, value: Value) -> None:
     """Brings a table to the statistics of its layout, unless they are its owner's choice.
 
     Without them it would get each append from Delta's own writer, a Spark job (`is_as_made`).

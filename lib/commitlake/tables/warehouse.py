@@ -33,10 +33,10 @@ from commitlake.tables import direct_append, together, typed_topics
 from commitlake.tables.columns import visible_at_sql
 from commitlake.tables.creation import add_missing_columns, create_at_path, create_in_catalog, lacking
 from commitlake.tables.direct_append import DirectAppend, StagedAppend
+from commitlake.tables.existing_tables import TOPIC_PROPERTY, ExistingTables
 from commitlake.tables.names import TableName
 from commitlake.tables.schemas import APPEND_ONLY, TABLES, TOPIC, TOPIC_SINCE, TableLayout
-from commitlake.tables.table_errors import explain_failure, reading
-from commitlake.tables.table_reader import TOPIC_PROPERTY, TableReader
+from commitlake.tables.table_errors import explain_failure
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class AppendGuard:
         """Makes appends that others have in flight to these topic tables fail, before the tables are read."""
 
 
-class Warehouse(TableReader):
+class Warehouse(ExistingTables):
     """The tables, as their coordinator creates them and appends to them.
 
     Landing and coordination share one `Warehouse`, whose lock keeps two threads from creating the same table.
@@ -302,19 +302,6 @@ class Warehouse(TableReader):
         if self.property(name, APPEND_ONLY) == "true":
             with pause():
                 self.set_property(name, APPEND_ONLY, "false")
-
-    def set_property(self, name: str, key: str, value: str) -> None:
-        """Sets a table property; the change is a commit of its own.
-
-        Raises:
-            NoTableError: The table is not there.
-        """
-        with reading(self.locate(name), TableName(name).topic):
-            self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
-
-    def add_columns(self, name: str, columns: Iterable[str]) -> None:
-        """Adds columns, each as in SQL; a column of a struct by its path."""
-        self.spark.sql(f"ALTER TABLE {self._in_sql(name)} ADD COLUMNS ({', '.join(columns)})")
 
     def _create(self, name: TableName) -> DeltaTable:
         if self._in_catalog:

@@ -13,7 +13,7 @@ from commitlake.clients.producer import Message, TransactionListener, Transactio
 from commitlake.clients.producer.check_reader import Calls
 from commitlake.clients.producer.connection import NOT_RUNNING
 from commitlake.clients.producer.default import SHUTDOWN_S
-from commitlake.clients.producer.engine import Queue, Result, Sent
+from commitlake.clients.producer.engine import Queue, Result
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.record_maker import NO_PROOF, Proof
 from commitlake.clients.producer.transaction import HalfMessage
@@ -65,7 +65,7 @@ class MemoryEngine:
         self.fault: Fault | None = None
         self.is_dead = False
 
-    def send(self, topic: str, queue: Queue, record: wire.Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: wire.Encoded, timeout_ms: int) -> Result[Position]:
         """Append a record, unless a fault prevents it."""
         if self.is_dead:
             self.die()
@@ -85,7 +85,7 @@ class MemoryEngine:
             outcome.set_exception(UncertainSendError(_NO_ANSWER))
         else:
             outcome.set_result(at)
-        return Sent(outcome)
+        return outcome
 
     def flush(self, timeout_s: float) -> bool:
         """Returns True: each record has its outcome at once."""

@@ -7,22 +7,23 @@ each other.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import random
 import threading
 import time
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
 
 from commitlake.clients.consumer import tables
+from commitlake.clients.consumer.group_member import GroupMember
 from commitlake.clients.consumer.receipts import Unwritten, Written, table_of
 from commitlake.clients.daemon_pool import DaemonPool
+from commitlake.errors import ConsumerError
 
-if TYPE_CHECKING:
-    from commitlake.clients.consumer.group_member import GroupMember
+log = logging.getLogger(__name__)
 
 _WRITE_S, _EACH_S, _LONGEST_S = 1.0, 0.005, 2.0
 """Time between two commits of receipts: the least, the addition for each group, and the longest."""
@@ -31,6 +32,7 @@ _WRITE_SHARE = 0.2
 _SYNC_S = 0.02
 """Time between two commits of a group's cursors, for each group of the process: a commit takes some 6 ms of a core."""
 _HELPERS = 16
+_ALIVE_S = 1.0
 _NAMES = "commitlake-consumer-receipts", "commitlake-syncs"
 
 
@@ -56,24 +58,23 @@ class Clerk:
                 self._thread = thread
             self._members.add(member)
 
-    def remove(self, member: GroupMember) -> None:
-        """Serve a member no more."""
-        with self._lock:
-            self._members.discard(member)
-        self.hurry()
+    def close(self, member: GroupMember) -> None:
+        """Let a member write its receipts and leave its group.
 
-    def hurry(self) -> None:
-        """End the pause before the next commit."""
+        Raises:
+            ConsumerError: the store did not allow it.
+        """
+        member.abandon()
         self._news.set()
+        if not threading.current_thread().name.startswith(_NAMES):  # garbage collection closes a consumer in any thread
+            while not member.closed.wait(_ALIVE_S) and self._is_alive():
+                pass
+        member.raise_if_failed()
 
-    def is_alive(self) -> bool:
+    def _is_alive(self) -> bool:
         """Whether the thread runs; after a fork it does not."""
         thread = self._thread
         return thread is not None and thread.is_alive()
-
-    def is_here(self) -> bool:
-        """Whether the current thread is a clerk's or a helper's, which must not wait for a clerk."""
-        return threading.current_thread().name.startswith(_NAMES)
 
     def _run(self) -> None:
         try:
@@ -90,6 +91,7 @@ class Clerk:
 
     def _goes_on(self) -> bool:
         with self._lock:
+            self._members = {each for each in self._members if not each.closed.is_set()}
             if not self._members:
                 self._thread = None
             return bool(self._members)
@@ -135,13 +137,18 @@ class Clerk:
     def _sync(self, member: GroupMember) -> None:
         member.sync()
         self._at_work.discard(member)
+        if member.closed.is_set():  # the thread may have nothing left to do
+            self._news.set()
 
     def _close_all(self, pid: int) -> None:
         if pid == os.getpid():
             for member in (members := list(self._members)):
                 member.abandon()
             for member in members:
-                member.close_quietly()
+                try:
+                    self.close(member)
+                except ConsumerError as error:
+                    log.error("%s", error)
             self._helpers.shutdown()
 
 

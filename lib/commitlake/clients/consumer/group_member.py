@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from commitlake.clients.consumer import assignment
-from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
 from commitlake.clients.consumer.receipts import Receipts, Unwritten, Written, table_of
@@ -32,7 +31,6 @@ _EXPIRE_S = 3_600.0
 """How often to delete old receipts."""
 _PATIENCE_S = 10.0
 """How long a consumer that must end retries a store that is away."""
-_ALIVE_S = 1.0
 _TROUBLE = "the consumer can't write its receipts and its place; retrying: %s"
 
 
@@ -58,7 +56,7 @@ class GroupMember:
         is_patient: bool,
         retention_ms: int,
     ) -> None:
-        self.lanes, self.queues, self.is_closed = lanes, queues, False
+        self.lanes, self.queues, self.closed = lanes, queues, threading.Event()
         self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
@@ -76,10 +74,8 @@ class GroupMember:
         self._trouble, self._unwritten = self._warning(), self._warning()
         self._leaves_since: ThrottledWarning | None = None
         self._failure: BaseException | None = None
-        self._is_over, self._is_draining, self._is_abandoned = threading.Event(), False, False
+        self._is_draining, self._is_abandoned = False, False
         self._try(self._sync, is_patient=is_patient)  # after a failure the clerk retries
-        self._clerk = clerk(receipts.appender)
-        self._clerk.add(self)
 
     def is_late(self) -> bool:
         """Whether other instances may have taken the queues, since the lease is over; the next sync shows it."""
@@ -103,29 +99,9 @@ class GroupMember:
         """Leave the group with the next sync, even if messages are open. Takes no lock, so a finalizer may call it."""
         self._is_abandoned = True
 
-    def close(self) -> None:
-        """Write the receipts, and leave the group.
-
-        Raises:
-            ConsumerError: the store did not allow it.
-        """
-        self.abandon()
-        self._clerk.hurry()
-        if not self._clerk.is_here():  # garbage collection closes a consumer in any thread
-            while not self._is_over.wait(_ALIVE_S) and self._clerk.is_alive():
-                pass
-        self.raise_if_failed()
-
-    def close_quietly(self) -> None:
-        """Close, and log a failure."""
-        try:
-            self.close()
-        except ConsumerError as error:
-            log.error("%s", error)
-
     def is_sync_due(self, pause_s: float) -> bool:
         """Whether a sync is due; one each `pause_s` may commit cursors."""
-        if self.is_closed:  # since the clerk made its list of members
+        if self.closed.is_set():  # since the clerk made its list of members
             return False
         if self._has_to_leave() or self.is_late():
             return True
@@ -161,9 +137,7 @@ class GroupMember:
     def end(self, failure: BaseException | None = None) -> None:
         """Stop all work; the iterator and `close` raise a failure."""
         self._failure = self._failure or failure
-        self.is_closed = True
-        self._clerk.remove(self)
-        self._is_over.set()
+        self.closed.set()
         self.lanes.wake()
 
     def _try(self, step: Any, *, is_patient: bool) -> bool:
@@ -211,11 +185,11 @@ class GroupMember:
         self._receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
-            self._look(None if has_new else time.monotonic() - LATELY_S)
+            self._read_waiting(None if has_new else time.monotonic() - LATELY_S)
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
         self._settled = {queue for queue in queues if self._reads(owners.get(queue))}
 
-    def _look(self, after_s: float | None) -> None:
+    def _read_waiting(self, after_s: float | None) -> None:
         """Read which messages wait for a retry; not during a write, and from no snapshot older than the last write."""
         with self._writing:
             begun = time.monotonic()
@@ -238,8 +212,8 @@ class GroupMember:
 
         Nothing is taken while others may have the queues: the next sync shows which queues are lost.
         """
-        pause_s = 0.9 * len(self._members) * _EACH_S
-        if self.is_late() or not self.lanes.has_news() or time.monotonic() - self._wrote_at < pause_s:
+        is_early = time.monotonic() - self._wrote_at < 0.9 * len(self._members) * _EACH_S
+        if is_early or self.closed.is_set() or self.is_late() or not self.lanes.has_news():
             return None
         if not self._writing.acquire(blocking=False):
             return None

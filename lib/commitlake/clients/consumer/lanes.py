@@ -89,9 +89,8 @@ class Lane:
         round: round of first attempts.
         handed: messages at their first attempt, in order, with `Passed` between them.
         retries: messages that wait for their next attempt, and those that were handed over again.
-        is_closing: the queue goes, or has gone, to another instance, so no more messages are handed over.
-        is_lost: another instance, or a newer lane here, may read the queue and gets all that is not done. Then
-            `is_closing` is True, too.
+        is_closing: the queue goes, or has gone, to another instance or a newer lane here, so no more messages are
+            handed over.
     """
 
     cursor: Cursor
@@ -100,7 +99,6 @@ class Lane:
     handed: deque[InFlight | Passed] = field(default_factory=deque)
     retries: Retries = field(default_factory=Retries)
     is_closing: bool = False
-    is_lost: bool = False
 
     def settle(self) -> bool:
         """Move the cursor over the finished messages in front; replace those behind an open message by their ends.
@@ -248,12 +246,12 @@ class Lanes:
     def take(self) -> Unwritten:
         """The receipts to write; the caller calls `written` or `put_back` before the next `take`.
 
-        A RETRY of a lost queue is dropped: the new owner may have done the message, and RETRY would redeliver it.
+        A RETRY whose lane is gone is dropped: the new owner may have done the message, and RETRY would redeliver it.
         """
         with self._lock:
             self._settle()
-            self._has_moved = False
-            self._receipts = [it for it in self._receipts if it[1].outcome.state != "RETRY" or not it[0].is_lost]
+            self._has_moved, lanes = False, {*self._lanes.values()}
+            self._receipts = [it for it in self._receipts if it[1].outcome.state != "RETRY" or it[0] in lanes]
             self.unwritten = sum(len(receipt.indexes) for _, receipt in self._receipts)
             self._at_work, self._receipts = self._receipts, []
             cursors = {queue: lane.cursor.to_json() for queue, lane in self._lanes.items()}
@@ -284,8 +282,7 @@ class Lanes:
             first = assignment.first_rounds(state)[-1]
             new = {queue: _lane(mine[queue], first) for queue in mine if queue not in kept}
             for queue, lane in self._lanes.items():
-                lane.is_lost |= queue not in kept
-                lane.is_closing |= lane.is_lost or due[queue] != me
+                lane.is_closing |= queue not in kept or due[queue] != me
             has_changed = bool(new) or len(kept) < len(self._lanes)
             self.changes += has_changed
             self._has_moved |= has_changed or any(lane.is_closing for lane in kept.values())

@@ -57,7 +57,7 @@ class Outcomes:
         if remark is not None:
             # `remark` may be any object, such as an exception; and an Arrow table takes no lone surrogate.
             remark = str(remark).encode(errors="replace").decode()
-        if self.member.is_closed:
+        if self.member.closed.is_set():
             log.warning("a message of %s was finished after its consumer was closed, and comes again", self.topic)
             return
         for part in handed:

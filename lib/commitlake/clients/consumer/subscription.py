@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from commitlake.clients.consumer import missing
+from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.group import Group
@@ -116,10 +117,10 @@ class Subscription:
         name = f"{INSTANCE}-{uuid.uuid4().hex[:8]}"
         lanes = Lanes(self._stop.wake)
         retention_ms = plan.conf.receipts_retention_ms
-        self._member = GroupMember(
-            group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, retention_ms
-        )
-        self._outcomes = Outcomes(plan.group, self.topic, self._member)
+        member = GroupMember(group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, retention_ms)
+        self._clerk = clerk(kept.appender)
+        self._clerk.add(member)
+        self._member, self._outcomes = member, Outcomes(plan.group, self.topic, member)
         return True
 
     def begin(self) -> None:
@@ -168,7 +169,7 @@ class Subscription:
         if self._member is None:
             return
         if at_once or self._member.lanes.open == 0:
-            self._member.close()
+            self._clerk.close(self._member)
         else:
             self.drain()
 

@@ -232,9 +232,9 @@ class Consumers:
         """Each second, give up messages of queues that go to other instances, and readers that no client uses."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._look()
+            self._end_idle()
 
-    def _look(self) -> None:  # apart, so that the task refers to no reader while it sleeps
+    def _end_idle(self) -> None:  # apart, so that the task refers to no reader while it sleeps
         for what, reader in list(self._readers.items()):
             reader.release()
             if reader.is_over or reader.is_idle(IDLE_S):

@@ -43,7 +43,7 @@ class HeldMessage:
         is_renewed: whether its duration is renewed while the client is connected, as for a push consumer.
         until: when the duration, or its renewal, ends, by the loop's clock.
         seen: when the client was last known to be connected, or got the message, by the loop's clock.
-        timer: calls `Deliveries._look`, which compares both times.
+        timer: calls `Deliveries._expire`, which compares both times.
     """
 
     message: ReceivedMessage
@@ -74,7 +74,7 @@ class Deliveries:
         handle, loop = secrets.token_urlsafe(18), asyncio.get_running_loop()
         now, size, is_renewed = loop.time(), message.handed.kept_bytes, invisible_s is None
         until = now + (MOST_RENEWED_S if invisible_s is None else invisible_s)
-        timer = loop.call_at(min(until, now + RENEW_S), self._look, handle)
+        timer = loop.call_at(min(until, now + RENEW_S), self._expire, handle)
         self._open[handle] = HeldMessage(message, size, reader, caller, is_renewed, until, now, timer)
         reader.hold(caller.client, size)
         return handle
@@ -176,7 +176,7 @@ class Deliveries:
         found = self._close(handle)
         found.reader.lines.retry(found.message, after_s, MOST_ATTEMPTS, remark)
 
-    def _look(self, handle: str) -> None:
+    def _expire(self, handle: str) -> None:
         """Redeliver a message if its duration is over or its client is gone; otherwise look again later."""
         found, loop = self._open[handle], asyncio.get_running_loop()
         now = loop.time()
@@ -188,4 +188,4 @@ class Deliveries:
         elif found.seen < now and now - found.seen >= patience_s:
             self._retry(handle, AT_ONCE_S, _GONE)
         else:
-            found.timer = loop.call_at(min(found.until, now + RENEW_S), self._look, handle)
+            found.timer = loop.call_at(min(found.until, now + RENEW_S), self._expire, handle)

@@ -11,8 +11,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from commitlake.clients.producer.engine import FORKED, Engine, Queue, Result, Sent
+from commitlake.clients.producer.engine import FORKED, Engine, Queue, Result
 from commitlake.errors import FailedSendError
+from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
 
 T = TypeVar("T")
@@ -43,12 +44,11 @@ class ByHand:
             self._calls.put(None)
             raise
 
-    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Result[Position]:
         """See `Engine`."""
         if os.getpid() != self._pid:  # a fork has none of the engine's threads
             raise FailedSendError(FORKED)
-        sent = self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
-        return Sent(sent.outcome, partial(self._made, sent.withdraw))
+        return self._made(partial(self._engine.send, topic, queue, record, timeout_ms))
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""

@@ -28,7 +28,7 @@ from commitlake.kafka.refusals import is_refusal
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import headers, wire
 from commitlake.protocol.kafka_topics import CHECK, check_topic
-from commitlake.throttled import Ignored
+from commitlake.throttled import IgnoredRecords
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class CheckAnswerer(ConsumerRebalanceListener):  # type: ignore[misc]
         self._committed: dict[TopicPartition, int] = {}
         self._running: set[Future[object]] = set()
         self._calls = Calls(timeout_s)
-        self.ignored = Ignored(self._topic)
+        self.ignored = IgnoredRecords(self._topic)
         self._failed: deque[tuple[CheckProgress, int, wire.CheckRecord]] = deque()
         self._stopping = threading.Event()
         self._until = 0.0

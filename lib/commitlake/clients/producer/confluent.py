@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError as Failure
 from confluent_kafka import KafkaException, Producer
 from kafka.errors import TopicAuthorizationFailedError
 
-from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result, Sent
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import ConfigError, FailedSendError, ProducerError, RefusedSendError, UncertainSendError
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -46,8 +46,7 @@ Explain = Callable[[Exception], str]
 class ConfluentEngine:
     """Sends with one librdkafka client, which is replaced after an error that librdkafka calls fatal.
 
-    No record can be withdrawn, since librdkafka does not say whether a record that it gave up had gone out: such a send
-    is uncertain.
+    librdkafka does not say whether a record that it gave up had gone out: such a send is uncertain.
     """
 
     def __init__(self, options: Options, timeout_ms: int, explain: Explain) -> None:
@@ -73,7 +72,7 @@ class ConfluentEngine:
         self._queues[topic] = len(found.partitions), time.monotonic() + _AGE_S
         return len(found.partitions)
 
-    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Result[Position]:
         """See `Engine`."""
         queue = queue if isinstance(queue, int) else queue(self._number_of(topic, timeout_ms))
         outcome = Result[Position]()
@@ -86,7 +85,7 @@ class ConfluentEngine:
         except BaseException:
             self._open.discard(outcome)
             raise
-        return Sent(outcome)
+        return outcome
 
     def _produce(
         self,

@@ -20,7 +20,7 @@ from kafka.errors import KafkaTimeoutError
 
 from commitlake.clients.producer.by_hand import ByHand
 from commitlake.clients.producer.engine import Engine
-from commitlake.clients.producer.kafka_python import WITHDRAWAL_MS, KafkaPythonEngine
+from commitlake.clients.producer.kafka_python import ASKING_MS, KafkaPythonEngine
 from commitlake.config import KafkaConfig
 from commitlake.errors import FailedSendError, ProducerError, RecordError
 from commitlake.kafka.admin_client import explain
@@ -29,7 +29,7 @@ from commitlake.kafka.refusals import Loop, is_refusal
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import SETTINGS
-from commitlake.throttled import Ignored
+from commitlake.throttled import IgnoredRecords
 
 log = logging.getLogger(__name__)
 
@@ -218,9 +218,9 @@ class Connection:
             "acks": "all",
             "enable_idempotence": True,
             "max_request_size": record_bytes(self.settings.max_message_size),
-            "max_block_ms": bound,
+            "max_block_ms": ASKING_MS,
             "request_timeout_ms": min(bound, given.get("request_timeout_ms", bound), _LONGEST_REQUEST_MS),
-            "delivery_timeout_ms": bound + WITHDRAWAL_MS + given.get("linger_ms", 0),
+            "delivery_timeout_ms": bound + given.get("linger_ms", 0),
             # Few requests in flight: a hanging broker appends all that was written to it when it continues. With one
             # in flight, a half message waits for the op before it: 250 transactions a second and thread instead of 430.
             "max_in_flight_requests_per_connection": given.get("max_in_flight_requests_per_connection", 2),
@@ -248,7 +248,7 @@ def _of(pid: int) -> tuple[threading.RLock, WeakValueDictionary[object, Connecti
 class SettingsReader:
     """Follows the Kafka topic `settings`: at the start, then in the background.
 
-    The reading thread calls `look` at least once for each poll.
+    The reading thread calls `before_poll` at least once for each poll.
 
     Attributes:
         known: the content of the last record; None before the first.
@@ -259,14 +259,14 @@ class SettingsReader:
         client_options: Mapping[str, Any],
         topic: str,
         explain: Callable[[Exception], str],
-        look: Callable[[], object],
+        before_poll: Callable[[], object],
     ) -> None:
         self._client_options = client_options
         self._topic = topic
-        self._explain, self._look = explain, look
+        self._explain, self._before_poll = explain, before_poll
         self.known: wire.Settings | None = None
         self._failure: Exception | None = None
-        self._ignored = Ignored(topic)
+        self._ignored = IgnoredRecords(topic)
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="commitlake-settings", daemon=True)
@@ -300,7 +300,7 @@ class SettingsReader:
     def _follow(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._look()
+                self._before_poll()
                 self._failure = None
                 self._consume()
             except Exception as error:  # whatever it is: a waiting `start` raises it, and later limits are still read
@@ -324,7 +324,7 @@ class SettingsReader:
             consumer.seek_to_beginning(partition)
             end = consumer.end_offsets([partition])[partition]
             while not self._stopping.is_set():
-                self._look()
+                self._before_poll()
                 for record in poll(consumer, self._pass, timeout_ms=_POLL_MS).get(partition, []):
                     self._take(record)
                 if self.known and consumer.position(partition) >= end:

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from commitlake.clients.asyncio_sql import run_apart
+from commitlake.clients.asyncio_sql import run_on_own_loop
 from commitlake.clients.producer.listener import TransactionListener
 from commitlake.clients.producer.message import COMMIT, LocalTransactionState, Message, MessageExt, SendResult
 from commitlake.clients.producer.record_maker import Proof, topic_of
@@ -238,7 +238,7 @@ class DatabaseListener(TransactionListener):
     def _ask(self, call: Callable[[ProofRows], T]) -> T:
         opened = self._connect()
         if inspect.isawaitable(opened):
-            return run_apart(opened, lambda sql: call(ProofRows(sql)))
+            return run_on_own_loop(opened, lambda sql: call(ProofRows(sql)))
         with closing(opened):
             return call(ProofRows(sql_of(opened)))
 

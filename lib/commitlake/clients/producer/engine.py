@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
@@ -97,18 +97,6 @@ class Result(Generic[T]):
                     log.exception("the callback of a send failed")
 
 
-class Sent(NamedTuple):
-    """A record that was handed to a client.
-
-    Attributes:
-        outcome: the record's position; or a `FailedSendError`, when it is nowhere; or an `UncertainSendError`.
-        withdraw: gives the record up; True if it has not gone out, and never will.
-    """
-
-    outcome: Result[Position]
-    withdraw: Callable[[], bool] = lambda: False
-
-
 class Engine(Protocol):
     """A client that all threads share.
 
@@ -116,8 +104,10 @@ class Engine(Protocol):
     failed for the application.
     """
 
-    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Result[Position]:
         """Hand a record over.
+
+        The result is its position; or a `FailedSendError`, when it is nowhere; or an `UncertainSendError`.
 
         Args:
             topic: full name.

@@ -1,9 +1,8 @@
 """The engine that sends with kafka-python's client.
 
-This module works around two limits of the client. First, its idempotent producer sends nothing any more after a
-permanent error (a record too large for the topic, a withdrawn right, a corrupt record), nor after it gave up a record
-that may have gone out: it forgets its producer id, and asks for no other. Second, it has no call to withdraw a record,
-so after an outage each retry of an application would go out.
+This module works around a limit of the client. Its idempotent producer sends nothing any more after a permanent error
+(a record too large for the topic, a withdrawn right, a corrupt record). Nor does it after it gave up a record that may
+have gone out: it forgets its producer id, and asks for no other.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import KafkaTimeoutError
 
-from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result, Sent
+from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import FailedSendError, ProducerError, RefusedSendError, UncertainSendError
 from commitlake.kafka.refusals import is_refusal
 from commitlake.protocol.encoding import Position
@@ -29,8 +28,8 @@ from commitlake.protocol.wire import Encoded
 
 log = logging.getLogger(__name__)
 
-WITHDRAWAL_MS = 500
-"""kafka-python keeps a record so much longer than its send waits, so that the send can ask whether it has gone out."""
+ASKING_MS = 100
+"""How long kafka-python may wait for the partitions of a topic; a send with more time asks again."""
 _REFUSED = (
     kafka_errors.MessageSizeTooLargeError,
     kafka_errors.RecordListTooLargeError,
@@ -47,10 +46,6 @@ kafka-python's errors."""
 Explain = Callable[[Exception], str]
 
 
-class _Withdrawn(KafkaTimeoutError):  # type: ignore[misc]
-    """A batch was withdrawn before it went out."""
-
-
 class KafkaPythonEngine:
     """Sends with one client that all threads share, until an error spoils it; then with a new one."""
 
@@ -64,12 +59,14 @@ class KafkaPythonEngine:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Sent:
+    def send(self, topic: str, queue: Queue, record: Encoded, timeout_ms: int) -> Result[Position]:
         """See `Engine`."""
         named = {"key": record.key, "value": record.value, "headers": record.headers}
-        sending = _Sending(self, partial(self._hand_over, topic, queue, named, timeout_ms))
-        sending.begin()
-        return Sent(sending.outcome, sending.withdraw)
+        client, sent = self._hand_over(topic, queue, named, timeout_ms)
+        outcome = Result[Position]()
+        sent.add_callback(lambda found: outcome.set_result(Position(found.partition, found.offset)))
+        sent.add_errback(partial(self._failed, client, topic, sent, outcome))
+        return outcome
 
     def flush(self, timeout_s: float) -> bool:
         """See `Engine`."""
@@ -85,7 +82,16 @@ class KafkaPythonEngine:
         for each in (self._client, *self._old):
             _close(each, max(0.0, until - time.monotonic()))
 
-    def told(self, error: Exception, *, is_sent: bool = True, is_aborted: bool = False) -> ProducerError:
+    def _failed(
+        self, client: KafkaProducer, topic: str, sent: Any, outcome: Result[Position], error: Exception
+    ) -> None:
+        if isinstance(error, KafkaTimeoutError) or not getattr(error, "retriable", False):
+            self._spoilt = client  # the next send replaces it
+        is_aborted = _was_aborted(sent)
+        is_sent = not is_aborted or _has_sent(client, topic)
+        outcome.set_exception(self._told(error, is_sent=is_sent, is_aborted=is_aborted))
+
+    def _told(self, error: Exception, *, is_sent: bool, is_aborted: bool = False) -> ProducerError:
         """The public error for an error of kafka-python.
 
         Args:
@@ -99,14 +105,9 @@ class KafkaPythonEngine:
             return UncertainSendError(text)
         if is_refusal(error) or (isinstance(error, (*_REFUSED, ValueError)) and not is_aborted):
             return RefusedSendError(text)
-        if not is_sent or isinstance(error, _Withdrawn) or _BESIDE_REFUSED in str(error):
+        if not is_sent or _BESIDE_REFUSED in str(error):
             return FailedSendError(text)
         return UncertainSendError(text)
-
-    def note(self, client: KafkaProducer, error: Exception) -> None:
-        """Have the next send replace a client after a permanent error, or a record given up (KafkaTimeoutError)."""
-        if isinstance(error, KafkaTimeoutError) or not getattr(error, "retriable", False):
-            self._spoilt = client
 
     def _hand_over(self, topic: str, queue: Queue, named: dict[str, Any], timeout_ms: int) -> tuple[KafkaProducer, Any]:
         until = time.monotonic() + timeout_ms / 1_000
@@ -123,7 +124,7 @@ class KafkaPythonEngine:
                 partition = _chosen(client, topic, queue, until)
                 return client, client.send(topic, partition=partition, **named)
         except (ClientError, OSError, ValueError, RuntimeError) as error:  # RuntimeError: the client was closed
-            raise self.told(error, is_sent=False) from error
+            raise self._told(error, is_sent=False) from error
 
     def _current(self, timeout_ms: int, until: float) -> KafkaProducer:
         if self._is_closed:
@@ -178,84 +179,32 @@ class KafkaPythonEngine:
             _close(new, 0)
 
 
-class _Sending:
-    """One record on its way. `hand_over` returns the client that took it, and kafka-python's future."""
-
-    def __init__(self, engine: KafkaPythonEngine, hand_over: Callable[[], tuple[KafkaProducer, Any]]) -> None:
-        self.outcome = Result[Position]()
-        self._engine, self._hand_over = engine, hand_over
-        self._is_over = False
-        self._client: KafkaProducer
-        self._sent: Any
-        self._batch: Any = None
-
-    def begin(self) -> None:
-        self._client, self._sent = self._hand_over()
-        self._batch = _batch_of(self._client, self._sent)
-        self._sent.add_callback(lambda found: self.outcome.set_result(Position(found.partition, found.offset)))
-        self._sent.add_errback(self._failed)
-
-    def withdraw(self) -> bool:
-        self._is_over = True
-        return _withdraw(self._client, self._sent)
-
-    def _failed(self, error: Exception) -> None:
-        if isinstance(error, _Withdrawn) and not self._is_over:  # another record of its batch was withdrawn
-            try:
-                self.begin()
-            except ProducerError as told:
-                self.outcome.set_exception(told)
-            return
-        is_aborted, has_gone = _was_aborted(self._sent), _has_gone(self._client, self._batch, self._sent)
-        self._engine.note(self._client, error)
-        self.outcome.set_exception(self._engine.told(error, is_sent=has_gone, is_aborted=is_aborted))
-
-
-# kafka-python has no public calls for the functions below.
-
-
 def _chosen(client: KafkaProducer, topic: str, queue: Queue, until: float) -> int:
-    """A partition, once the topic's are known; kafka-python itself would wait for the longest time-out of all sends."""
-    known = client._wait_on_metadata(topic, max(0.0, until - time.monotonic()) * 1_000)
-    return queue if isinstance(queue, int) else queue(len(known))
+    """A partition, once the topic's are known."""
+    while True:
+        try:
+            known = client.partitions_for(topic)
+        except KafkaTimeoutError:  # after `ASKING_MS`
+            if time.monotonic() < until:
+                continue
+            msg = "Kafka did not tell the partitions in time"
+            raise KafkaTimeoutError(msg) from None
+        return queue if isinstance(queue, int) else queue(len(known))
 
 
-def _batch_of(client: KafkaProducer, sent: Any) -> Any:
-    """The batch in which a record waits; None when the batch has its outcome."""
-    batches = client._accumulator._incomplete.all()
-    return next((batch for batch in batches if batch.produce_future is sent._produce_future), None)
-
-
-def _has_gone(client: KafkaProducer, batch: Any, sent: Any) -> bool:
-    """Whether a batch may have been written to a connection. A batch that was split had been written.
-
-    `batch` is None if its outcome came before it was looked up. Then the answer is whether any batch of the topic was
-    written: the client's thread makes the metrics of a topic before it writes the first batch.
-    """
-    if batch is None:
-        return f"producer-topic-metrics.{sent._produce_future.topic_partition.topic}" in client.metrics()
-    return batch.produce_future is not sent._produce_future or batch.drained is not None
-
-
-def _withdraw(client: KafkaProducer, sent: Any) -> bool:
-    """Withdraw the batch of a record, as `RecordAccumulator.abort_undrained_batches` does with all batches."""
-    waiting, batch = client._accumulator, _batch_of(client, sent)
-    if batch is None:
-        return False
-    with waiting._tp_lock(batch.topic_partition):
-        if batch.is_done or batch.drained is not None:
-            return False
-        batch.records.close()
-        waiting._batches[batch.topic_partition].remove(batch)
-    batch.abort(_Withdrawn("Kafka took nothing in time"))
-    waiting.deallocate(batch)
-    return True
+def _has_sent(client: KafkaProducer, topic: str) -> bool:
+    """Whether a client may have written a record of a topic: before it does so, it makes the metrics of the topic."""
+    metrics = client.metrics()  # None with `metrics_enabled=False`
+    return metrics is None or f"producer-topic-metrics.{topic}" in metrics
 
 
 def _was_aborted(sent: Any) -> bool:
-    """Whether kafka-python gave the batch up without an answer of Kafka: `ProducerBatch.abort` sets offset -1."""
+    """Whether kafka-python gave the record up for another one's error: then it sets the offset -1.
+
+    No public name tells this, and that error would be taken for Kafka's answer to this record.
+    """
     done = sent._produce_future.value
-    return done is not None and done[0] == -1 and not isinstance(sent.exception, _Withdrawn)
+    return done is not None and done[0] == -1
 
 
 def _flushed(client: KafkaProducer, until: float) -> bool:

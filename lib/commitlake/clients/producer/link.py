@@ -14,7 +14,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.partitioner.default import murmur2
 
 from commitlake.clients.producer.connection import CONFLUENT_TAKES, NOT_RUNNING, Connection, shared
-from commitlake.clients.producer.engine import Engine, Sent
+from commitlake.clients.producer.engine import Engine, Result
 from commitlake.clients.producer.plain import shown
 from commitlake.config import KafkaConfig
 from commitlake.errors import (
@@ -172,29 +172,23 @@ class KafkaLink:
         name = self.kafka.topic(topic)
         try:
             sent = self._send(name, queue, record, timeout_ms)
-            return self._awaited(sent, until)
+            try:
+                return sent.result(max(0.0, until - time.monotonic()))
+            except TimeoutError:
+                msg = "Kafka did not answer in time"
+                raise UncertainSendError(msg) from None
         except FailedSendError as error:
             hint = "" if isinstance(error, RefusedSendError) else "; you may send it again"
             msg = f"nothing was sent to the Kafka topic {name}: {error}{hint}"
             raise type(error)(msg) from error
         except UncertainSendError as error:
             if late is not None:
-                sent.outcome.add_done_callback(lambda done: None if done.exception() else late(done.result()))
+                sent.add_done_callback(lambda done: None if done.exception() else late(done.result()))
             msg = (
                 f"Kafka did not acknowledge a record of {name} within {timeout_ms} ms, "
                 f"so it may or may not be there: {error}; {advice}"
             )
             raise UncertainSendError(msg) from error
-
-    def _awaited(self, sent: Sent, until: float) -> Position:
-        try:
-            return sent.outcome.result(max(0.0, until - time.monotonic()))
-        except TimeoutError:
-            if sent.withdraw():
-                msg = f"Kafka at {self.kafka.bootstrap_servers} did not take the record in time"
-                raise FailedSendError(msg) from None
-            msg = "Kafka did not answer in time"
-            raise UncertainSendError(msg) from None
 
     def send_soon(self, topic: str, queue: int, record: Encoded, timeout_ms: int, done: Done) -> None:
         """Send without waiting; `done` is called with the outcome.
@@ -206,9 +200,9 @@ class KafkaLink:
         except ProducerError as error:
             done(error)
             return
-        sent.outcome.add_done_callback(lambda outcome: done(outcome.exception()))
+        sent.add_done_callback(lambda outcome: done(outcome.exception()))
 
-    def _send(self, name: str, queue: int | None, record: Encoded, timeout_ms: int) -> Sent:
+    def _send(self, name: str, queue: int | None, record: Encoded, timeout_ms: int) -> Result[Position]:
         engine = self._started()
         try:
             if queue is None:

@@ -35,7 +35,7 @@ from commitlake.protocol import wire
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
-from commitlake.throttled import Ignored
+from commitlake.throttled import IgnoredRecords
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class TransactionMQProducer(DefaultMQProducer):
         self._is_warned = False
         self._never_committed, self._decided = _Recent(), _Recent()
         self._checks: CheckAnswerer | None = None
-        self._ignored: Ignored | None = None
+        self._ignored: IgnoredRecords | None = None
         self._late = DaemonPool(1, "commitlake-late")
 
     def start(self) -> None:

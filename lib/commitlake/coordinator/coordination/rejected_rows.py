@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import zip_longest
 
 from pyspark.sql import DataFrame
 
@@ -75,18 +77,15 @@ def _records(warehouse: Warehouse, config: Config, spans: Mapping[str, Sequence[
     A read takes one range of each partition. So the first read takes the first span of all partitions, the second read
     the second spans, and so on. All ops between a refusal of now and one of ten minutes ago are then not read.
     """
-    reads: list[dict[Place, Span]] = []
+    own = defaultdict[Place, list[Span]](list)
     for source, each in spans.items():
         for span in each:
-            free = next((ranges for ranges in reads if (source, span.queue) not in ranges), None)
-            if free is None:
-                reads.append(free := {})
-            free[source, span.queue] = span
+            own[source, span.queue].append(span)
     options = source_options(config) | {"failOnDataLoss": "false"}
     found = []
-    for ranges in reads:
-        begin = {place: span.low for place, span in ranges.items()}
-        ends = {place: span.high + 1 for place, span in ranges.items()}
+    for nth in zip_longest(*own.values()):
+        begin = {place: span.low for place, span in zip(own, nth, strict=True) if span}
+        ends = {place: span.high + 1 for place, span in zip(own, nth, strict=True) if span}
         found.append(read(warehouse.spark, config, begin, ends, options))
     return normalise(reduce(DataFrame.unionAll, found), config.kafka.topic_prefix).selectExpr(
         *("partition AS op_queue", "offset AS op_offset", f"INT(source = '{ADMIN}') AS admin"),

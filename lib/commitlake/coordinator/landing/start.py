@@ -107,9 +107,8 @@ def begin(
         known = replace(known, landing_id=max(known.landing_id, resume_point.position.landing_id + 1))
     if is_new or not resume_point.is_recorded:
         positions.append(warehouse, known)
-    kafka_identity.remember(
-        warehouse, config, kafka, begins
-    )  # after the leaders' epochs are recorded: they show a cut log
+    # After the leaders' epochs are recorded, since these show a cut log.
+    kafka_identity.remember(warehouse, config, kafka, begins)
     offsets = {place: known.reads(*place) for place in logs.first}
     last = logs.last()
     return Begin(known, offsets, last, *_stable(logs.waiting, last, config))

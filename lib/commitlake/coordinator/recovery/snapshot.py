@@ -24,8 +24,7 @@ from commitlake.tables import Warehouse
 
 _TABLE = "open_rows"
 _OF_BATCHES = ("transactions", "deliveries", "reentries")
-_HEAD = f"kind = {int(Kind.TICK)}"
-"""SQL of the row that has the position and timings of the others; no saved row of a segment has its kind."""
+_HEAD = f"kind = {int(Kind.HEAD)}"
 
 
 @dataclass(frozen=True)
@@ -186,4 +185,4 @@ def _text(timing: TransactionConfig) -> str:
 
 def _head_column(name: str) -> str:
     kind = INPUT_SCHEMA[name].dataType.simpleString()
-    return f"CAST({int(Kind.TICK) if name == 'kind' else -1} AS {kind}) AS `{name}`"
+    return f"CAST({int(Kind.HEAD) if name == 'kind' else -1} AS {kind}) AS `{name}`"

@@ -17,7 +17,7 @@ REOPENED = f"""
 """First half messages that a RESUME has reopened, with their newest round and its begin."""
 
 _SAVED = f"""
-SELECT max(landing_id) AS landing_id FROM open_rows WHERE kind = {int(Kind.TICK)}
+SELECT max(landing_id) AS landing_id FROM open_rows WHERE kind = {int(Kind.HEAD)}
 HAVING count(*) > 0
 """
 _FLOORS = """

@@ -75,7 +75,7 @@ class Scenario:
         self.progress.write(f"sent a batch of 3 {_PRICES}, and a reminder for in {_DELAY_S} s")
         deadline = time.monotonic() + _PATIENCE_S
         try:
-            while (differences := self._look()) and time.monotonic() < deadline:
+            while (differences := self._differences()) and time.monotonic() < deadline:
                 self._show()
                 time.sleep(_LOOK_EVERY_S)
             return differences
@@ -95,7 +95,7 @@ class Scenario:
             f"{len(self.points.worked_on())} points, {len(self.logistics.worked_on())} shipped"
         )
 
-    def _look(self) -> list[str]:
+    def _differences(self) -> list[str]:
         """Read the tables, and go on with the takeover; return what still keeps the story from its end."""
         self.counts = self.tables.counts()
         self._coordinator.has_said()  # raises, if it has ended; so do the shops

@@ -1,4 +1,4 @@
-"""Where the tables are, and how they are read."""
+"""Where the tables are, how they are read, and how the properties and columns of one change."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from commitlake.tables.table_errors import reading
 TOPIC_PROPERTY = "commitlake.topic"  # the table property that holds a topic's name: catalogs turn it to lower case
 
 
-class TableReader:
-    """The tables of one coordinator, under a directory, a URI, or in a catalog's schema, as they are read.
+class ExistingTables:
+    """The tables of one coordinator that exist, under a directory, a URI, or in a catalog's schema.
 
     Methods take a `TableName` or its text: `half`, `topics/orders`.
 
@@ -157,6 +157,19 @@ class TableReader:
     def property(self, name: str, key: str) -> str | None:
         """A table property, None when it is not set."""
         return properties_of(self.table(name)).get(key)
+
+    def set_property(self, name: str, key: str, value: str) -> None:
+        """Sets a table property; the change is a commit of its own.
+
+        Raises:
+            NoTableError: The table is not there.
+        """
+        with reading(self.locate(name), TableName(name).topic):
+            self.spark.sql(f"ALTER TABLE {self._in_sql(name)} SET TBLPROPERTIES ('{key}' = '{value}')")
+
+    def add_columns(self, name: str, columns: Iterable[str]) -> None:
+        """Adds columns, each as in SQL; a column of a struct by its path."""
+        self.spark.sql(f"ALTER TABLE {self._in_sql(name)} ADD COLUMNS ({', '.join(columns)})")
 
     def version(self, name: str) -> int:
         """Number of the newest commit."""
