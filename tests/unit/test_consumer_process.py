@@ -353,6 +353,25 @@ def test_messages_that_left_their_windows_stand_together() -> None:
     assert (lanes.open, lanes.open_bytes) == (0, 0)
 
 
+def test_a_value_that_is_read_while_its_row_moves_is_of_the_same_message() -> None:
+    lanes, lane = Lanes(), Lane(Cursor(), Cursor())
+
+    class MovedWhenRead(Rows):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "value":
+                lanes.shrink()
+            return super().__getattribute__(name)
+
+    rows = MovedWhenRead(table([message(n, batch=0) for n in range(3)]))
+    handed = [InFlight(lane, Chosen(rows, (n,))) for n in range(3)]
+    for each in handed:
+        assert lanes.hand_over(each)
+    for each in handed[:2]:
+        lanes.finish(each, Attempt("DONE", 1, 0, None, None, 0))
+    assert handed[2].value("message_id") == "m2"
+    assert handed[2].chosen.rows is not rows
+
+
 def test_an_iterator_that_is_collected_anywhere_waits_for_no_lock() -> None:
     """Garbage collection runs in any thread, also in one that has the lock; then its end puts retries off."""
     lanes, lane = Lanes(), Lane(Cursor(), Cursor())

@@ -49,7 +49,8 @@ class InFlight:
 
     def value(self, column: str) -> Any:
         """The value of a column, of the first message."""
-        return self.chosen.rows.value(column, self.chosen.indexes[0])
+        rows, indexes = self.chosen  # read once: another thread may move the rows meanwhile
+        return rows.value(column, indexes[0])
 
     def place(self) -> Place:
         """The `PLACE_COLUMNS` of the first message, which identify it."""
