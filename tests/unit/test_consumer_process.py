@@ -372,13 +372,15 @@ def test_a_value_that_is_read_while_its_row_moves_is_of_the_same_message() -> No
     assert handed[2].chosen.rows is not rows
 
 
-def test_an_iterator_that_is_collected_anywhere_waits_for_no_lock() -> None:
-    """Garbage collection runs in any thread, also in one that has the lock; then its end puts retries off."""
-    lanes, lane = Lanes(), Lane(Cursor(), Cursor())
+def test_a_message_that_garbage_collection_finishes_waits_for_no_lock() -> None:
+    """Garbage collection runs in any thread, also in one that has the lock."""
+    lanes, rows = Lanes(), Rows(table([message(0)]))
+    handed = InFlight(Lane(Cursor(), Cursor()), Chosen(rows, (0,)))
+    assert lanes.hand_over(handed)
 
     def collect() -> None:
         with lanes._lock:
-            lanes.put_off(lane, ("half", 0, 0, 0), 1)
+            lanes.finish(handed, Attempt("DONE", 1, 0, None, None, 0))
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()

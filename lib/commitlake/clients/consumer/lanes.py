@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.receipts import Attempt, Receipt, Unwritten
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
-from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, position_of
+from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, place_of, position_of
 
 _OBJECT_BYTES = 200
 _MOST_MOVED = 64
@@ -170,7 +171,7 @@ class Lanes:
         self._open: set[InFlight] = set()
         self._has_moved = False  # whether a cursor has moved since the last `take`
         self._receipts, self._at_work = list[tuple[Lane, Receipt]](), list[tuple[Lane, Receipt]]()
-        self._lock = threading.RLock()  # while it is held, garbage collection may end an iterator, which takes it too
+        self._lock = threading.RLock()  # while it is held, garbage collection may finish a message, which takes it too
         self.open = self.open_bytes = self.unwritten = self.finished = self.changes = 0
         self.due_ms = NEVER
 
@@ -314,20 +315,19 @@ class Lanes:
             self._set_due()
 
     def due(self, now_ms: int, most: int) -> list[tuple[Lane, Waiting]]:
-        """Messages whose retry is due, at most `most`; each queue gets its share first."""
-        found: list[tuple[Lane, Waiting]] = []
+        """Messages whose retry is due, at most `most`; the queues take turns."""
         with self._lock:
-            lanes = [lane for lane in self._lanes.values() if not lane.is_closing]
-            for share in (most // max(1, len(lanes)), most):
-                for lane in lanes:
-                    found += [(lane, row) for row in lane.retries.due(now_ms, min(share, most - len(found)))]
             self._set_due()
-            return found
+            lanes = [lane for lane in self._lanes.values() if not lane.is_closing]
+            due = [enumerate(lane.retries.due(now_ms, most)) for lane in lanes]
+            found = [(turn, lane, row) for lane, rows in zip(lanes, due, strict=True) for turn, row in rows]
+            return [(lane, row) for _, lane, row in sorted(found, key=itemgetter(0))[:most]]
 
-    def put_off(self, lane: Lane, place: Place, due_ms: int) -> None:
-        """Make a message that was due, and not handed over, due at `due_ms` (ms since epoch, UTC)."""
+    def put_off(self, waiting: Iterable[tuple[Lane, Waiting]], due_ms: int) -> None:
+        """Make messages that were due, and could not be read, due at `due_ms` (ms since epoch, UTC)."""
         with self._lock:
-            lane.retries.put_off(place, due_ms)
+            for lane, receipt in waiting:
+                lane.retries.put_off(place_of(receipt), due_ms)
             self._set_due()
 
     def _set_due(self) -> None:
