@@ -13,7 +13,7 @@ from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.clerk import clerk
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipts, Unwritten, Written, table_of
+from commitlake.clients.consumer.receipts import Receipts, Unwritten, table_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -59,7 +59,7 @@ class GroupMember:
         retention_ms: int,
     ) -> None:
         self.lanes, self.queues, self.is_closed = lanes, queues, False
-        self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
+        self._group, self.receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
         self._watch = assignment.Watch(lease_s)
@@ -153,7 +153,7 @@ class GroupMember:
 
     def _warning(self) -> ThrottledWarning:
         """A warning of an outage, shared by all groups of the process that write to the same store."""
-        return ThrottledWarning(log, self._receipts.appender)
+        return ThrottledWarning(log, self.receipts.appender)
 
     def _has_to_leave(self) -> bool:
         return self._is_abandoned or (self._is_draining and self.lanes.open == 0)
@@ -208,7 +208,7 @@ class GroupMember:
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
         has_new, self._owes_sync = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
-        self._receipts.first_rounds = assignment.first_rounds(state)
+        self.receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
             self._look(None if has_new else time.monotonic() - LATELY_S)
@@ -219,7 +219,7 @@ class GroupMember:
         """Read which messages wait for a retry; not during a write, and from no snapshot older than the last write."""
         with self._writing:
             begun = time.monotonic()
-            self.lanes.set_waiting(self._receipts.waiting(after_s and max(after_s, self._wrote_at)))
+            self.lanes.set_waiting(self.receipts.waiting(after_s and max(after_s, self._wrote_at)))
         self._last_look = time.monotonic()
         self._look_s = self._last_look - begun
 
@@ -231,10 +231,10 @@ class GroupMember:
 
         The owner of a queue does not show it: a sync may fail between its commit and the new lanes.
         """
-        return assignment.first_rounds(state) == self._receipts.first_rounds
+        return assignment.first_rounds(state) == self.receipts.first_rounds
 
-    def take(self) -> tuple[Unwritten, Written] | None:
-        """Receipts to write, and their rows; None when there are none, or it is too early. The caller calls `written`.
+    def take(self) -> Unwritten | None:
+        """Receipts to write; None when there are none, or it is too early. The caller calls `written`.
 
         Nothing is taken while others may have the queues: the next sync shows which queues are lost.
         """
@@ -244,13 +244,9 @@ class GroupMember:
         if not self._writing.acquire(blocking=False):
             return None
         taken = self.lanes.take()
-        try:
-            if taken.receipts:
-                return taken, self._receipts.rows(taken.receipts)
-        except BaseException as error:  # an error of this group alone
-            self.written(taken, error)
-        else:
-            self.written(taken)
+        if taken.receipts:
+            return taken
+        self.written(taken)
         return None
 
     def written(self, taken: Unwritten, error: BaseException | None = None) -> None:
@@ -268,7 +264,7 @@ class GroupMember:
     def _note(self, taken: Unwritten) -> None:
         self._unwritten.end()
         self._wrote_at = time.monotonic()
-        self.lanes.note(self._receipts.not_simple(taken.receipts))
+        self.lanes.note(self.receipts.not_simple(taken.receipts))
         before, self._written = self._written, taken._replace(receipts=[])  # before `_has_written`: a sync may follow
         self._has_written |= taken[1:] != before[1:]
         self.lanes.written()
@@ -299,7 +295,7 @@ class GroupMember:
     def _expire(self) -> None:
         self._expire_at = time.monotonic() + random.uniform(0.9, 1.1) * _EXPIRE_S
         try:
-            self._receipts.expire(now_ms() - self._retention_ms)
+            self.receipts.expire(now_ms() - self._retention_ms)
         except TRANSIENT as error:  # for example because another instance writes at the same moment
             log.info("receipts are not deleted before the next hour: %s", error)
 
@@ -310,7 +306,7 @@ class GroupMember:
         taken = self.lanes.take()
         try:
             if taken.receipts:
-                self._receipts.append(table_of([self._receipts.rows(taken.receipts)]))
+                self.receipts.append(table_of([(self.receipts, taken.receipts)]))
         except BaseException as error:
             self.written(taken, error)
             raise
