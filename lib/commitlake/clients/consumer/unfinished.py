@@ -32,7 +32,8 @@ SELECT m.visible_at, m.message_id, m.transaction_id, m.tags, m.keys, m.propertie
 FROM messages m LEFT JOIN newest n ON m.source = n.source AND m.source_queue = n.source_queue
     AND m.source_offset = n.source_offset AND m.source_index = n.source_index
     AND (NOT m.is_behind OR n.it.round >= $first_round)
-WHERE (it.state <> 'DONE' OR (it IS NULL AND is_behind)) AND """
+WHERE it.state <> 'DONE' OR (it IS NULL AND is_behind)
+"""
 _ORDERED = ("queue_id", "batch_id")
 _BEHIND = pa.field("is_behind", pa.bool_())
 _ORDER = [("visible_at", "ascending"), ("position", "ascending")]
@@ -73,6 +74,7 @@ def unfinished(
     columns = tuple(dict.fromkeys(_COLUMNS + wanted.columns(table.schema.names)))
     parts = table.unfinished(cursors, offsets, columns, _ALL if limit is None else 1)
     schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(columns + _ORDERED)), _BEHIND])
+    wanted.keep(schema.empty_table())  # a condition that fails is told as such, and not as a broken stream
     with duckdb.connect(":memory:") as db:
         db.execute("SET TimeZone = 'UTC'")
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
@@ -80,9 +82,9 @@ def unfinished(
         params = {"first_round": assignment.first_rounds(state)[-1]}
         found: list[pa.Table] = []
         for rows, later in [*parts] or [(iter(()), None)]:
-            db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
-            with wanted.asked():
-                found.append(db.sql(f"{_SQL}{wanted.condition()}", params=params).to_arrow_table())
+            kept = (each for batch in rows for each in wanted.keep(pa.Table.from_batches([batch])).to_batches())
+            db.register("messages", pa.RecordBatchReader.from_batches(schema, kept))
+            found.append(db.sql(_SQL, params=params).to_arrow_table())
             found = [pa.concat_tables(found).sort_by(_ORDER).slice(0, _ALL if limit is None else limit)]
             if (
                 later is not None
