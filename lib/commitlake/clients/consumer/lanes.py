@@ -24,8 +24,7 @@ from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
 from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, place_of, position_of
 
 _OBJECT_BYTES = 200
-_MOST_MOVED = 64
-"""Tables of messages that were copied out of their windows, each with 16 kB besides its rows; more are merged."""
+_FEW_ROWS = 1_000
 
 
 @dataclass(eq=False, slots=True)
@@ -125,7 +124,7 @@ class Lane:
 
     def _finished(self) -> Passed:
         """Remove the finished messages up to the next unfinished one, and return their end."""
-        end, kept_bytes, rows_of = Cursor(), 0, dict[int, tuple[Rows, list[int]]]()
+        end, kept_bytes, passed = Cursor(), 0, dict[Rows, list[int]]()
         while self.handed and not _is_unfinished(self.handed[0]):
             first = self.handed.popleft()
             kept_bytes += first.kept_bytes
@@ -133,8 +132,8 @@ class Lane:
                 end.join(first.end)
             else:
                 rows, indexes = first.chosen
-                rows_of.setdefault(id(rows), (rows, []))[1].extend(indexes)
-        for rows, indexes in rows_of.values():
+                passed.setdefault(rows, []).extend(indexes)
+        for rows, indexes in passed.items():
             end.advance_to_end(rows.keys.where(np.asarray(indexes)))
         return Passed(end, kept_bytes)
 
@@ -347,35 +346,26 @@ class Lanes:
     def shrink(self) -> None:
         """Copy open messages out of windows of which more than half is finished, to free the windows' memory.
 
-        An open message keeps all of its window in memory: sixteen such messages keep 256 MiB.
+        An open message keeps all of its window in memory: sixteen such messages keep 256 MiB. Those of small tables
+        are copied into the same new one, since each table takes 16 kB besides its rows.
         """
         with self._lock:
-            of_rows: dict[int, list[InFlight]] = {}
+            open_in: dict[Rows, list[InFlight]] = {}
             for each in self._open:
-                of_rows.setdefault(id(each.chosen.rows), []).append(each)
-            left, moved = list[list[InFlight]](), list[list[InFlight]]()
-            for some in of_rows.values():
-                rows = some[0].chosen.rows
-                if 2 * rows.open < rows.table.num_rows:
-                    left.append(some)
-                elif rows.is_moved:
-                    moved.append(some)
-            if left:
-                self._move(left + (moved if len(moved) > _MOST_MOVED else []))
-
-    def _move(self, groups: list[list[InFlight]]) -> None:
-        """Copy messages into one new table. Each group has the messages of one `Rows`."""
-        tables, at = [], 0
-        for some in groups:
-            indexes = [index for each in some for index in each.chosen.indexes]
-            tables.append(some[0].chosen.rows.table.take(indexes))
-        rows = Rows(pa.concat_tables(tables), is_moved=True)
-        for each in chain.from_iterable(groups):
-            self._count(each, -1)
-            count = len(each.chosen.indexes)
-            each.chosen = Chosen(rows, range(at, at + count))
-            self._count(each, 1)
-            at += count
+                open_in.setdefault(each.chosen.rows, []).append(each)
+            left = {rows for rows in open_in if 2 * rows.open < rows.table.num_rows}
+            if not left:
+                return
+            moved = {rows: some for rows, some in open_in.items() if rows in left or rows.table.num_rows <= _FEW_ROWS}
+            tables = [
+                rows.table.take([n for each in some for n in each.chosen.indexes]) for rows, some in moved.items()
+            ]
+            new, end = Rows(pa.concat_tables(tables)), 0
+            for each in chain.from_iterable(moved.values()):
+                begin, end = end, end + len(each.chosen.indexes)
+                self._count(each, -1)
+                each.chosen = Chosen(new, range(begin, end))
+                self._count(each, 1)
 
     def _settle(self) -> None:
         for lane in self._lanes.values():
