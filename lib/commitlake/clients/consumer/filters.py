@@ -97,20 +97,16 @@ def condition_sql(where: str) -> str:
         ArgumentError: The text is no condition.
     """
     try:
-        return _condition_sql(where)
+        tree = _parsed(where)
+        if not all(isinstance(node, _NODES) for node in tree.walk()):
+            msg = f"where: {where!r} is not a condition{_reserved(where)}; allowed are {_ALLOWED}"
+            raise ArgumentError(msg)
+        for column in tree.find_all(exp.Column):
+            _check_name(where, column)
+        return tree.transform(_look_up).sql(dialect="duckdb")
     except RecursionError as error:
         msg = f"where: {where!r:.100}, of {len(where)} characters, is too deep; use fewer parentheses, NOT and AND"
         raise ArgumentError(msg) from error
-
-
-def _condition_sql(where: str) -> str:
-    tree = _parsed(where)
-    if not all(isinstance(node, _NODES) for node in tree.walk()):
-        msg = f"where: {where!r} is not a condition{_reserved(where)}; allowed are {_ALLOWED}"
-        raise ArgumentError(msg)
-    for column in tree.find_all(exp.Column):
-        _check_name(where, column)
-    return tree.transform(_look_up).sql(dialect="duckdb")
 
 
 def _is_field(column: exp.Column) -> bool:
