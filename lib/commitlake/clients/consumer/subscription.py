@@ -53,14 +53,13 @@ _PUT_OFF_MS = 2_000
 
 
 class ReadOptions(NamedTuple):
-    """How a topic is read: from its table in the warehouse of `conf`, with the consumers' tables at `receipts_at`.
+    """How a topic is read: the tables of the topic and of the consumers are where `conf` says.
 
     A new group begins at `start_ms`, ms since epoch, UTC; 0 for the first message, None for the newest. Others take the
     queues after `lease_s` without a sign of life.
     """
 
     conf: Config
-    receipts_at: str
     group: str
     wanted: Filter
     start_ms: int | None
@@ -109,16 +108,14 @@ class Subscription:
         self._trouble.end()
         if not plan.follow and not table.queues():
             log.warning("%s", missing.no_row(table.place))
-        group = Group(plan.receipts_at, plan.group, self.topic, plan.options)
+        place = plan.conf.receipts_place
+        group = Group(place, plan.group, self.topic, plan.options)
         first = {"table": table.id, **(group.read() or self._first_state(table))}
         group.refuse_other_table(first, table.id)
-        kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
+        kept = Receipts(f"{place}/receipts", plan.group, self.topic, plan.options)
         name = f"{INSTANCE}-{uuid.uuid4().hex[:8]}"
-        lanes = Lanes(self._stop.wake)
-        retention_ms = plan.conf.receipts_retention_ms
-        self._member = GroupMember(
-            group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, retention_ms
-        )
+        own = first, table.queues(), Lanes(self._stop.wake)
+        self._member = GroupMember(group, kept, name, plan.lease_s, *own, plan.follow, plan.conf.receipts_retention_ms)
         self._outcomes = Outcomes(plan.group, self.topic, self._member)
         return True
 
