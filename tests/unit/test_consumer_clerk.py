@@ -88,7 +88,8 @@ def test_receipts_that_can_not_be_made_are_no_clean_end(warehouse: Path, monkeyp
     messages = consumer(warehouse)
     next(messages).done()
     with monkeypatch.context() as patch:
-        patch.setattr(group_member, "table_of", fails(pa.ArrowInvalid("no rows")))
+        for module in ("clerk", "group_member"):
+            patch.setattr(f"commitlake.clients.consumer.{module}.table_of", fails(pa.ArrowInvalid("no rows")))
         with pytest.raises(ConsumerError, match="no rows"):
             messages.close()
     assert len(rest(warehouse)) == 40
