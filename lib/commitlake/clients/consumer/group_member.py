@@ -41,9 +41,16 @@ class GroupMember:
 
     It refers neither to the consumer nor to its messages, so that these are collected when the application drops them.
 
-    Others take its queues when it has shown no sign of life for `lease_s`. A group without a state begins with `first`,
-    which has the topic's `table`. If it `is_patient`, a store that is away is retried for as long as it takes. Receipts
-    of done messages are deleted at the age `retention_ms`; 0: never.
+    Args:
+        group: the group's state, which all instances change.
+        receipts: the group's receipts.
+        me: name of this instance.
+        lease_s: others take its queues after so many seconds without a sign of life.
+        first: state of a group that has none yet; its `table` is the id of the topic's table.
+        queues: queues of the topic.
+        lanes: where this instance's messages are.
+        is_patient: retry a store that is away for as long as it takes.
+        retention_ms: age at which receipts of done messages are deleted; 0: never.
     """
 
     def __init__(
@@ -227,7 +234,7 @@ class GroupMember:
         return owner is not None and (owner == self._me or self._watch.has_seen_alive(owner))
 
     def _follows(self, state: assignment.State) -> bool:
-        """Whether the lanes belong to the current reading; after a rewind, older lanes must move no cursor.
+        """Whether no rewind came since the lanes began: lanes of before a rewind must move no cursor.
 
         The owner of a queue does not show it: a sync may fail between its commit and the new lanes.
         """
@@ -277,10 +284,9 @@ class GroupMember:
             self.end(error)
 
     def _show_life(self, members: Mapping[str, float]) -> float:
-        """Show that this member lives and look at the other members, each third of a lease; return when that was last.
+        """Each third of a lease show that this member lives, and look which others do; return when that was last.
 
-        Others may take the queues a lease after that time, whatever later syncs did. An instance without a place among
-        the members shows no sign of life.
+        A lease after that time others may take the queues. An instance that stands by shows no sign of life.
         """
         now = time.monotonic()
         if now - self._beat_at > self._lease_s / 3:

@@ -91,8 +91,7 @@ class Lane:
         handed: messages at their first attempt, in order, with `Passed` between them.
         retries: messages that wait for their next attempt, and those that were handed over again.
         is_closing: the queue goes, or has gone, to another instance, so no more messages are handed over.
-        is_lost: another instance, or a newer lane here, may read the queue and gets all that is not done. Then
-            `is_closing` is True, too.
+        is_lost: another instance, or a newer lane here, may have the queue already; then `is_closing` is True, too.
     """
 
     cursor: Cursor
@@ -185,9 +184,9 @@ class Lanes:
             return set(self._lanes)
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
-        """Queues whose messages that are finished behind an open one take more than their share of `most_bytes`.
+        """Queues with more than their share of bytes finished behind an open message, and the position of that message.
 
-        Each comes with the position of that open one. Nothing is returned while all together take at most `most_bytes`.
+        None while all queues together have at most `most_bytes`.
         """
         with self._lock:
             self._settle()
