@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -108,41 +108,21 @@ class Lane:
         Returns:
             Whether any finished message was in front.
         """
-        kept: deque[InFlight | Passed] = deque()
-        has_moved = bool(self.handed) and not _is_unfinished(self.handed[0])
-        while self.handed:
-            passed = self._finished()
-            if kept:
-                kept.append(passed)
+        has_moved, kept = False, deque[InFlight | Passed]()
+        for is_unfinished, several in groupby(self.handed, _is_unfinished):
+            if is_unfinished:
+                kept.extend(several)
+            elif kept:
+                kept.append(_passed(several))
             else:
-                self.cursor.join(passed.end)
-            if self.handed:
-                kept.append(self.handed.popleft())
+                self.cursor.join(_passed(several).end)
+                has_moved = True
         self.handed = kept
         return has_moved
-
-    def _finished(self) -> Passed:
-        """Remove the finished messages up to the next unfinished one, and return their end."""
-        end, kept_bytes, passed = Cursor(), 0, dict[Rows, list[int]]()
-        while self.handed and not _is_unfinished(self.handed[0]):
-            first = self.handed.popleft()
-            kept_bytes += first.kept_bytes
-            if isinstance(first, Passed):
-                end.join(first.end)
-            else:
-                rows, indexes = first.chosen
-                passed.setdefault(rows, []).extend(indexes)
-        for rows, indexes in passed.items():
-            end.advance_to_end(rows.keys.where(np.asarray(indexes)))
-        return Passed(end, kept_bytes)
 
     def passed_bytes(self) -> int:
         """Bytes of the messages that are finished behind an open one; a restart reads them again."""
         return sum(each.kept_bytes for each in self.handed if isinstance(each, Passed))
-
-    def front(self) -> InFlight | None:
-        """The first messages that the cursor has not passed; None without any."""
-        return next((each for each in self.handed if isinstance(each, InFlight)), None)
 
     def is_held(self) -> bool:
         """Whether the queue must stay here: it is read, or messages of it are in flight, at any attempt."""
@@ -193,8 +173,8 @@ class Lanes:
             kept = {queue: lane.passed_bytes() for queue, lane in self._lanes.items()}
             if sum(kept.values()) <= most_bytes:
                 return []
-            lanes = [(q, lane.front()) for q, lane in self._lanes.items() if kept[q] > most_bytes // len(kept)]
-            return [(q, position_of(it.place())) for q, it in lanes if it is not None and it.is_open]
+            first = {q: self._lanes[q].handed[0] for q, size in kept.items() if size > most_bytes // len(kept)}
+            return [(q, position_of(it.place())) for q, it in first.items() if isinstance(it, InFlight) and it.is_open]
 
     def waiting(self) -> int:
         """How many messages wait for their next attempt."""
@@ -373,6 +353,21 @@ class Lanes:
 
 def _is_unfinished(each: InFlight | Passed) -> bool:
     return isinstance(each, InFlight) and not each.finished
+
+
+def _passed(finished: Iterable[InFlight | Passed]) -> Passed:
+    """The end of finished messages that follow each other."""
+    end, kept_bytes, passed = Cursor(), 0, dict[Rows, list[int]]()
+    for each in finished:
+        kept_bytes += each.kept_bytes
+        if isinstance(each, Passed):
+            end.join(each.end)
+        else:
+            rows, indexes = each.chosen
+            passed.setdefault(rows, []).extend(indexes)
+    for rows, indexes in passed.items():
+        end.advance_to_end(rows.keys.where(np.asarray(indexes)))
+    return Passed(end, kept_bytes)
 
 
 def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:
