@@ -187,22 +187,20 @@ class GroupMember:
 
     def _sync(self) -> None:
         """Move the cursors behind written receipts, see which members live, take the queues due to this instance."""
-        queues, alive_at, was_member = set(self.queues), 0.0, False
+        queues, kept, alive_at, was_member = set(self.queues), set[int](), 0.0, False
         self._synced_at, self._owes_sync = time.monotonic(), False
         if moves := self._synced_at - self._moved_at > self._pause_s:
             self._moved_at, self._has_written = self._synced_at, False
         _, cursors, held, changes = self._written
         if changes != self.lanes.changes:  # the cursors are of other lanes, so release no queue before the next write
             cursors, held = {}, self.lanes.queues()
-        kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
-            nonlocal alive_at, was_member
+            nonlocal kept, alive_at, was_member
             self._group.refuse_other_table(before, self._first["table"])
             state = {"table": self._first["table"], **(before or self._first)}
             mine, places = (held, cursors) if self._follows(state) else (set(), {})
-            kept.clear()
-            kept.update(mine & assignment.owned(state, self._me).keys())
+            kept = mine & assignment.owned(state, self._me).keys()
             was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
             if not (moves or self._gone) and assignment.is_balanced(state, self._me):
                 places = {}  # commit no cursors: it is too early, and no queue goes to another instance
@@ -220,7 +218,8 @@ class GroupMember:
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
             self._look(None if has_new else time.monotonic() - LATELY_S)
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
-        self._settled = {queue for queue in queues if self._reads(owners.get(queue))}
+        alive = {name for name in state["members"] if name == self._me or self._watch.has_seen_alive(name)}
+        self._settled = {queue for queue in queues if owners.get(queue) in alive}
 
     def _look(self, after_s: float | None) -> None:
         """Read which messages wait for a retry; not during a write, and from no snapshot older than the last write."""
@@ -229,9 +228,6 @@ class GroupMember:
             self.lanes.set_waiting(self.receipts.waiting(after_s and max(after_s, self._wrote_at)))
         self._last_look = time.monotonic()
         self._look_s = self._last_look - begun
-
-    def _reads(self, owner: str | None) -> bool:
-        return owner is not None and (owner == self._me or self._watch.has_seen_alive(owner))
 
     def _follows(self, state: assignment.State) -> bool:
         """Whether no rewind came since the lanes began: lanes of before a rewind must move no cursor.

@@ -224,9 +224,7 @@ class Subscription:
         return self._member
 
     def _first_state(self, topic: Topic) -> dict[str, Any]:
-        if self._plan.start_ms == 0:
-            return {"members": {}, "queues": {}}
-        ends = topic.ends(self._plan.start_ms)
+        ends = {} if self._plan.start_ms == 0 else topic.ends(self._plan.start_ms)
         return {"members": {}, "queues": {str(q): {"owner": None, "cursor": c.to_json()} for q, c in ends.items()}}
 
     def _batch(self, handed: list[InFlight], table: pa.Table) -> MessageBatch:
