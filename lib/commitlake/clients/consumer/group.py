@@ -230,17 +230,17 @@ def refuse_other_table(state: State | None, table_id: str, group: str, topic: st
         raise WarehouseError(msg)
 
 
-def kept_state(receipts_at: str, group: str, topic: str, options: Options = None) -> State | None:
+def kept_state(receipts_at: str, group: str, topic: str) -> State | None:
     """The state of a group, read without creating a table; None when the group never read this topic."""
-    if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", storage_options(options)):
-        return _joined(_earlier(f"{receipts_at}/groups", options, {"consumer_group": group, "topic": topic}))
-    return Group(receipts_at, group, topic, options).read()
+    if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", storage_options(None)):
+        return _joined(_earlier(f"{receipts_at}/groups", None, {"consumer_group": group, "topic": topic}))
+    return Group(receipts_at, group, topic).read()
 
 
-def kept_receipts(receipts_at: str, group: str, topic: str, options: Options = None) -> Receipts:
+def kept_receipts(receipts_at: str, group: str, topic: str) -> Receipts:
     """The receipts of a group, whether or not an instance of it runs."""
-    first_rounds = assignment.first_rounds(kept_state(receipts_at, group, topic, options))
-    return Receipts(f"{receipts_at}/receipts", group, topic, options, first_rounds)
+    first_rounds = assignment.first_rounds(kept_state(receipts_at, group, topic))
+    return Receipts(f"{receipts_at}/receipts", group, topic, first_rounds=first_rounds)
 
 
 def _earlier(place: str, options: Options, names: Mapping[str, str]) -> Texts:

@@ -16,7 +16,7 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
 from commitlake.reading.catalog import location
-from commitlake.reading.table import Options, Snapshot
+from commitlake.reading.table import Snapshot
 
 _COLUMNS = ("visible_at", "message_id", "transaction_id", "tags", "keys", "properties", *PLACE_COLUMNS)
 _NEWEST = f"""
@@ -48,7 +48,6 @@ def unfinished(
     tags: Tags | None = None,
     where: str | None = None,
     limit: int | None = None,
-    options: Options = None,
 ) -> pa.Table:
     """Messages that a group has not done, the oldest first, whether or not a consumer of the group runs.
 
@@ -65,12 +64,12 @@ def unfinished(
         WarehouseError: the topic can't be read.
     """
     wanted = Filter(tags, where)
-    table = Topic(*location(conf, f"topics/{topic}", options))
-    state = kept_state(conf.receipts_place, group, topic, options)
+    table = Topic(*location(conf, f"topics/{topic}"))
+    state = kept_state(conf.receipts_place, group, topic)
     refuse_other_table(state, table.id, group, topic)
     cursors = None if state is None else assignment.cursors(state)
-    receipts = _receipts(conf, group, topic, options)
-    offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
+    receipts = _receipts(conf, group, topic)
+    offsets = _open_offsets(conf, group, topic) if receipts is not None else []
     columns = tuple(dict.fromkeys(_COLUMNS + wanted.columns(table.schema.names)))
     parts = table.unfinished(cursors, offsets, columns, _ALL if limit is None else 1)
     schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(columns + _ORDERED)), _BEHIND])
@@ -96,24 +95,24 @@ def unfinished(
         return found[0]
 
 
-def is_known(conf: Config, topic: str, group: str, options: Options = None) -> bool:
+def is_known(conf: Config, topic: str, group: str) -> bool:
     """Whether a group has read a topic, with `consume` or with Spark."""
-    receipts = _receipts(conf, group, topic, options)
+    receipts = _receipts(conf, group, topic)
     has_receipts = receipts is not None and any(batch.num_rows for batch in receipts)
-    return has_receipts or kept_state(conf.receipts_place, group, topic, options) is not None
+    return has_receipts or kept_state(conf.receipts_place, group, topic) is not None
 
 
-def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
+def _receipts(conf: Config, group: str, topic: str) -> pads.Scanner | None:
     """Receipts of the group for the topic; None if there is no table of receipts."""
     try:
-        table = Snapshot(f"{conf.receipts_place}/receipts", options).dataset()
+        table = Snapshot(f"{conf.receipts_place}/receipts").dataset()
     except WarehouseError:
         return None
     mine = (pads.field("consumer_group") == group) & (pads.field("topic") == topic)
     return table.scanner(columns=[*PLACE_COLUMNS, "round", "attempt", "state", "remark"], filter=mine).to_reader()
 
 
-def _open_offsets(conf: Config, group: str, topic: str, options: Options) -> list[int]:
+def _open_offsets(conf: Config, group: str, topic: str) -> list[int]:
     """source_offsets of messages that wait for their next attempt, and of dead letters: the group has passed them."""
-    receipts = kept_receipts(conf.receipts_place, group, topic, options)
+    receipts = kept_receipts(conf.receipts_place, group, topic)
     return [row["source_offset"] for row in (*receipts.waiting(), *receipts.dead())]
