@@ -68,8 +68,10 @@ def unfinished(
     state = kept_state(conf.receipts_place, group, topic)
     refuse_other_table(state, table.id, group, topic)
     cursors = None if state is None else assignment.cursors(state)
-    receipts = _receipts(conf, group, topic)
-    offsets = _open_offsets(conf, group, topic) if receipts is not None else []
+    receipts, offsets = _receipts(conf, group, topic), list[int]()
+    if receipts is not None:  # what waits for its next attempt, and dead letters: the group has passed them
+        kept = kept_receipts(conf.receipts_place, group, topic)
+        offsets = [row["source_offset"] for row in (*kept.waiting(), *kept.dead())]
     columns = tuple(dict.fromkeys(_COLUMNS + wanted.columns(table.schema.names)))
     parts = table.unfinished(cursors, offsets, columns, _ALL if limit is None else 1)
     schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(columns + _ORDERED)), _BEHIND])
@@ -81,8 +83,8 @@ def unfinished(
         params = {"first_round": assignment.first_rounds(state)[-1]}
         found: list[pa.Table] = []
         for rows, later in [*parts] or [(iter(()), None)]:
-            kept = (each for batch in rows for each in wanted.keep(pa.Table.from_batches([batch])).to_batches())
-            db.register("messages", pa.RecordBatchReader.from_batches(schema, kept))
+            fitting = (each for batch in rows for each in wanted.keep(pa.Table.from_batches([batch])).to_batches())
+            db.register("messages", pa.RecordBatchReader.from_batches(schema, fitting))
             found.append(db.sql(_SQL, params=params).to_arrow_table())
             found = [pa.concat_tables(found).sort_by(_ORDER).slice(0, _ALL if limit is None else limit)]
             if (
@@ -110,9 +112,3 @@ def _receipts(conf: Config, group: str, topic: str) -> pads.Scanner | None:
         return None
     mine = (pads.field("consumer_group") == group) & (pads.field("topic") == topic)
     return table.scanner(columns=[*PLACE_COLUMNS, "round", "attempt", "state", "remark"], filter=mine).to_reader()
-
-
-def _open_offsets(conf: Config, group: str, topic: str) -> list[int]:
-    """source_offsets of messages that wait for their next attempt, and of dead letters: the group has passed them."""
-    receipts = kept_receipts(conf.receipts_place, group, topic)
-    return [row["source_offset"] for row in (*receipts.waiting(), *receipts.dead())]
