@@ -312,6 +312,9 @@ def test_receipts_of_several_groups_stand_in_one_table_each_with_its_message(tmp
     """A few are cut out one by one, many are taken together."""
     groups, at = [receipts(tmp_path / "w", name) for name in "ab"], 1_767_225_600_123
     tables = [Rows(table([message(n, keys=None) for n in range(k, k + count)])).of_receipts for k in (0, 1_000)]
+    place = tables[1].schema.get_field_index("message_id")
+    of_an_owner = tables[1].schema.set(place, pa.field("message_id", pa.large_string(), nullable=False))
+    tables[1] = tables[1].cast(of_an_owner)
     retry, done = Attempt("RETRY", 2, 1, at + 5_000, "why", at), Attempt("DONE", 1, 0, None, None, at)
     evens, odds = range(0, count, 2), range(1, count, 2)
     given = [[Receipt(each, evens, retry), Receipt(each, odds, done)] for each in tables]

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, NamedTuple
 
 import duckdb
@@ -261,16 +261,18 @@ class Receipts:
 
 def table_of(parts: Iterable[tuple[Receipts, Sequence[Receipt]]]) -> pa.Table:
     """The receipts of several groups, at least one, as rows of the table."""
-    given = [(of, each) for of, receipts in parts for each in receipts]
-    given.sort(key=lambda it: id(it[1].messages))
-    taken = list[pa.Table]()
-    for _, several in groupby((each for _, each in given), lambda each: id(each.messages)):
-        first, *others = several
-        indexes = np.fromiter(chain(first.indexes, *(each.indexes for each in others)), np.int64)
+    in_table: dict[int, list[tuple[Receipts, Receipt]]] = {}
+    for of, receipts in parts:
+        for each in receipts:
+            in_table.setdefault(id(each.messages), []).append((of, each))
+    given, taken = [*chain.from_iterable(in_table.values())], list[pa.Table]()
+    for several in in_table.values():
+        table = several[0][1].messages
+        indexes = np.fromiter(chain.from_iterable(each.indexes for _, each in several), np.int64)
         # `take` gives up Python's lock, and among hundreds of threads waits long to get it back; `slice` keeps it.
-        is_few = len(indexes) <= _FEW
-        taken += [first.messages.slice(n, 1) for n in indexes] if is_few else [first.messages.take(indexes)]
-    messages, outcomes = pa.concat_tables(taken), [each.outcome for _, each in given]
+        taken += [table.slice(n, 1) for n in indexes] if len(indexes) <= _FEW else [table.take(indexes)]
+    messages = pa.concat_tables(taken, promote_options="permissive")  # the types are those that each topic's owner gave
+    outcomes = [each.outcome for _, each in given]
     columns: dict[str, list[Any]] = {
         "consumer_group": [of.group for of, _ in given],
         "topic": [of.topic for of, _ in given],
