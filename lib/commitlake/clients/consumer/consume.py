@@ -343,7 +343,7 @@ def _handed_over(
 
 
 def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscription, ...]) -> Iterator[T]:
-    """Leave the group, once nothing is open, when the generator is collected: only the consumer refers to it."""
+    """The messages; when the consumer, which alone holds this generator, is collected, leave once none is open."""
     try:
         yield from messages
     except GeneratorExit:

@@ -171,7 +171,7 @@ class ReceivedMessage(HandedOver):
 
     @property
     def handed(self) -> InFlight:
-        """What the consumer knows about the message."""
+        """The lane, row and attempt of the message, and whether it is finished."""
         return self._handed[0]
 
     @property
