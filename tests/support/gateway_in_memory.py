@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
 from deltalake import DeltaTable
 
-from commitlake.clients.consumer.receipts import Receipts
+from commitlake.clients.consumer import clerk, group_member
 from commitlake.clients.gateway.server import Entrance, listening
 from commitlake.clients.gateway.stubs import definitions as d
 from commitlake.clients.gateway.stubs import servicers
@@ -150,15 +150,13 @@ async def calls(warehouse: Path, fifo: Sequence[str] = (), **arguments: Any) -> 
 @contextmanager
 def failing_receipts() -> Iterator[None]:
     """No receipt can be written within the `with` block."""
-    rows = Receipts.rows
 
-    def fail(self: Receipts, some: Any) -> Any:
-        if some:
-            raise RuntimeError
-        return rows(self, some)
+    def fail(_: object) -> NoReturn:
+        raise RuntimeError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Receipts, "rows", fail)
+        for module in (clerk, group_member):
+            patch.setattr(module, "table_of", fail)
         yield
 
 

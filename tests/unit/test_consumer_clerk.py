@@ -88,19 +88,19 @@ def test_receipts_that_can_not_be_made_are_no_clean_end(warehouse: Path, monkeyp
     messages = consumer(warehouse)
     next(messages).done()
     with monkeypatch.context() as patch:
-        patch.setattr(Receipts, "rows", fails(pa.ArrowInvalid("no rows")))
+        for module in ("clerk", "group_member"):
+            patch.setattr(f"commitlake.clients.consumer.{module}.table_of", fails(pa.ArrowInvalid("no rows")))
         with pytest.raises(ConsumerError, match="no rows"):
             messages.close()
     assert len(rest(warehouse)) == 40
 
 
 def test_rows_that_no_table_takes_hold_up_no_other_group(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, wrong = Receipts.rows, [{"attempt": "no number"}]
     monkeypatch.setattr(group_member, "_PATIENCE_S", 0.1)
     bad, good = consumer(warehouse, group="a"), consumer(warehouse, group="b")
     found = [next(bad), next(good)]
-    with monkeypatch.context() as patch, good:
-        patch.setattr(Receipts, "rows", lambda self, given: wrong if self._group == "a" else rows(self, given))
+    found[0].handed.attempt = "no number"
+    with good:
         for each in found:
             each.done()
         wait_for(lambda: good._subscriptions[0]._member.lanes.unwritten == 0)
@@ -126,7 +126,7 @@ def hand_over(member: GroupMember, offset: int) -> InFlight:
 
 def write_receipts(member: GroupMember) -> None:
     if taken := member.take():
-        member.written(taken[0])
+        member.written(taken)
 
 
 def sync_while_it_is_written(member: GroupMember, *written: Any) -> None:
@@ -147,7 +147,7 @@ def test_a_queue_goes_to_another_instance_with_the_cursor_behind_what_is_written
     taken = member.take()
     assert taken is not None
     member.queues = {0, 1, 2}  # another lane comes while the receipt is written
-    sync_while_it_is_written(member, taken[0])
+    sync_while_it_is_written(member, taken)
 
     def share() -> dict[str, Any]:
         state = kept_state(place, "points", "orders")
@@ -170,7 +170,7 @@ def test_what_waits_for_a_store_that_is_away_puts_no_message_of_a_lost_queue_off
     Group(f"{warehouse}_receipts", "points", "orders").change(
         lambda state: assignment.leave(state or {}, "a", {})  # by others, who took it for gone
     )
-    sync_while_it_is_written(member, taken[0], OSError("away"))
+    sync_while_it_is_written(member, taken, OSError("away"))
     assert member.lanes.take().receipts == []
     assert member.lanes.unwritten == 0
 

@@ -20,6 +20,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
 from tests.support.polling import wait_for
 from tests.support.topic_table import consumer, message, put_off, rest, running, write
 
@@ -234,7 +235,7 @@ def test_a_group_has_any_name(warehouse: Path, group: str) -> None:
 
 def test_signs_of_life_reach_a_store_that_is_no_directory(tmp_path: Path) -> None:
     ours, others = Beats(str(tmp_path)), Beats(str(tmp_path))
-    ours._local, ours._remote = None, DeltaStorageHandler(str(tmp_path), {})
+    ours._files = fs.PyFileSystem(DeltaStorageHandler(str(tmp_path), {}))
     ours.show("a")
     first = others.seen()
     ours.show("a")

@@ -24,7 +24,6 @@ from tests.support.topic_table import SCHEMA, compact, message, put_off, rest, t
 import commitlake
 from commitlake import config
 from commitlake.clients.consumer import overview, plan, tables
-from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer import topic as topic_module
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.receipts import SCHEMA as RECEIPTS
@@ -308,16 +307,25 @@ def test_retries_that_are_long_done_cost_nothing(tmp_path: Path) -> None:
     assert waiting(table) == [199_999]
 
 
-def test_few_receipts_become_the_same_rows_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    messages, at = Rows(table([message(0), message(1, batch=3, keys=None)])).of_receipts, 1_767_225_600_123
-    outcomes = Attempt("RETRY", 2, 1, at + 5_000, "why", at), Attempt("DONE", 1, 0, None, None, at)
-    given = [Receipt(messages, [0, 1], outcomes[0]), Receipt(messages, [1], outcomes[1])]
-    few = receipts(tmp_path / "w").rows(given)
-    assert isinstance(few, list)
-    monkeypatch.setattr(receipt_table, "_FEW", 0)
-    many = receipts(tmp_path / "w").rows(given)
-    assert isinstance(many, pa.Table)
-    assert table_of([few]).equals(table_of([many]))
+@pytest.mark.parametrize("count", [3, 100])
+def test_receipts_of_several_groups_stand_in_one_table_each_with_its_message(tmp_path: Path, count: int) -> None:
+    """A few are cut out one by one, many are taken together."""
+    groups, at = [receipts(tmp_path / "w", name) for name in "ab"], 1_767_225_600_123
+    tables = [Rows(table([message(n, keys=None) for n in range(k, k + count)])).of_receipts for k in (0, 1_000)]
+    place = tables[1].schema.get_field_index("message_id")
+    of_an_owner = tables[1].schema.set(place, pa.field("message_id", pa.large_string(), nullable=False))
+    tables[1] = tables[1].cast(of_an_owner)
+    retry, done = Attempt("RETRY", 2, 1, at + 5_000, "why", at), Attempt("DONE", 1, 0, None, None, at)
+    evens, odds = range(0, count, 2), range(1, count, 2)
+    given = [[Receipt(each, evens, retry), Receipt(each, odds, done)] for each in tables]
+    found = table_of(zip(groups, given, strict=True)).to_pylist()
+    assert len(found) == 2 * count
+    for row in found:
+        number, due = row["source_offset"], row["due_at"] and int(row["due_at"].timestamp() * 1_000)
+        state = ("DONE", 1, 0, None, None) if number % 2 else ("RETRY", 2, 1, at + 5_000, "why")
+        assert (row["state"], row["attempt"], row["round"], due, row["remark"]) == state
+        assert (row["message_id"], row["consumer_group"]) == (f"m{number}", "a" if number < 1_000 else "b")
+        assert (row["topic"], row["keys"], int(row["at"].timestamp() * 1_000)) == ("orders", None, at)
 
 
 def test_of_several_receipts_the_highest_round_and_attempt_counts_in_any_order(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.arguments import checked_group, topics_of
 from commitlake.clients.consumer.cursor import Cursor, Keys
 from commitlake.clients.consumer.filters import Filter, condition_sql
-from commitlake.clients.consumer.retries import Retries
+from commitlake.clients.consumer.lanes import Lanes
+from commitlake.clients.consumer.retries import NEVER, Retries
 from commitlake.clients.consumer.rows import place_of
 from commitlake.errors import ConsumerError
 
@@ -373,6 +374,19 @@ def test_what_was_handed_over_meanwhile_is_not_put_off() -> None:
     retries.replace([receipt(1, 1_000, 1)])
     (row,) = retries.due(2_000, 100)
     assert retries.begin(place_of(row))
+    retries.put_off(place_of(row), 5_000)
+    assert retries.due_ms() == NEVER
     retries.note(receipt(1, 9_000, 2))
     retries.put_off(place_of(row), 5_000)
     assert retries.due_ms() == 9_000
+
+
+def test_queues_take_turns_with_their_retries() -> None:
+    lanes, queues = Lanes(), (0, 1)
+    state = {"members": {"a": 15}, "queues": {str(queue): {"owner": "a", "cursor": None} for queue in queues}}
+    lanes.follow(state, "a", set())
+    lanes.set_waiting(
+        [{**receipt(10 * queue + n, n, 1), "queue_id": queue} for queue in queues for n in range(queue + 2)]
+    )
+    assert [row["source_offset"] for _, row in lanes.due(10, 4)] == [0, 10, 1, 11]
+    assert [row["source_offset"] for _, row in lanes.due(0, 4)] == [0, 10]

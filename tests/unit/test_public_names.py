@@ -282,7 +282,8 @@ def test_former_names_of_arguments_still_work_with_a_warning(tmp_path: Path) -> 
     conf = {"warehouse": str(tmp_path / "warehouse")}
     with pytest.warns(DeprecationWarning, match=r"write commitlake.receipts\(conf, topic, group=...\) now") as warned:
         made = receipts(None, conf, "points", "orders")
-    assert (made._group, made._topic, warned[0].filename) == ("points", "orders", __file__)
+    kept = made._receipts.group, made._receipts.topic
+    assert (kept, warned[0].filename) == (("points", "orders"), __file__)
     for wrong in (("points",), ("points", "orders", "more")):
         with pytest.raises(commitlake.ArgumentError, match=r"too much; write commitlake.receipts\(conf, topic"):
             receipts(conf, "orders", *wrong)

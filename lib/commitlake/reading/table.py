@@ -64,7 +64,7 @@ def is_table(place: str) -> bool:
         return False
 
 
-def folders(place: str, options: Options = None) -> list[str]:
+def folders(place: str) -> list[str]:
     """Names of the files and directories in a directory; none where it does not exist.
 
     Raises:
@@ -73,7 +73,7 @@ def folders(place: str, options: Options = None) -> list[str]:
     refuse_for_spark(place)
     from pyarrow import fs
 
-    found = filesystem(place, options).get_file_info(fs.FileSelector("", allow_not_found=True))
+    found = filesystem(place).get_file_info(fs.FileSelector("", allow_not_found=True))
     return sorted(info.base_name for info in found)
 
 

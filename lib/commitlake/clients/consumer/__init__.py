@@ -1,5 +1,5 @@
 """Consumers: committed messages without Spark, with retries, receipts and groups of instances.
 
-The path of a message: `topic` reads a window of rows behind the `cursor`, `filters` keeps the wanted ones, `consume`
-hands them over. `receipts` stores the outcome of each message, `group` the owner and the cursor of each queue.
+Begin with `consume` and `subscription`. `topic` reads rows behind a `cursor` as `plan` says, `lanes` has messages in
+hand. `receipts` stores outcomes, `group` owner and cursor of each queue, when `group_member` and `clerk` say so.
 """

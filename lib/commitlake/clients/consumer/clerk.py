@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from commitlake.clients.consumer import tables
 from commitlake.clients.consumer.group_member import GroupMember
-from commitlake.clients.consumer.receipts import Unwritten, Written, table_of
+from commitlake.clients.consumer.receipts import Unwritten, table_of
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.errors import ConsumerError
 
@@ -101,7 +101,7 @@ class Clerk:
         return max(_WRITE_S, min(_LONGEST_S, wanted_s)) * random.uniform(0.9, 1)
 
     def _write(self) -> None:
-        found = [(member, *part) for member in list(self._members) if (part := member.take()) is not None]
+        found = [(member, taken) for member in list(self._members) if (taken := member.take()) is not None]
         begun = time.monotonic()
         if found:
             self._append(found)
@@ -110,17 +110,17 @@ class Clerk:
             with suppress(RuntimeError):  # no thread can be started
                 self._helpers.submit(self._appender.tidy)
 
-    def _append(self, found: list[tuple[GroupMember, Unwritten, Written]]) -> None:
+    def _append(self, found: list[tuple[GroupMember, Unwritten]]) -> None:
         failure = None
         try:
-            self._appender.append(table_of(rows for _, _, rows in found))
+            self._appender.append(table_of((member.receipts, taken.receipts) for member, taken in found))
         except BaseException as error:  # the iterators and `close` raise it, whatever it is
             failure = error
         if len(found) > 1 and not isinstance(failure, DeltaError | OSError | None):
             for each in found:  # the store did not fail, so the error may concern one group alone
                 self._append([each])
         else:
-            for member, taken, _ in found:
+            for member, taken in found:
                 member.written(taken, failure)
 
     def _start_syncs(self) -> None:

@@ -77,7 +77,7 @@ def consume(
     options = object_store.storage_options(storage_options)
     begin_ms, name = start_ms(start), checked_group(group)
     check_readable(settings)
-    plan = ReadOptions(settings, settings.receipts_place, name, wanted, begin_ms, follow, lease_s, options)
+    plan = ReadOptions(settings, name, wanted, begin_ms, follow, lease_s, options)
     return Consumer(topics_of(topic), plan, poll_s)
 
 
@@ -333,7 +333,7 @@ def _handed_over(
     """The messages of the topics, in turn, until `stop` is set or, without `follow`, all topics are at their end."""
     while not stop.is_set():
         is_idle = True
-        for found in _rounds(subscriptions, kind):
+        for found in (found for each in subscriptions if each.join() for found in kind(each)):
             is_idle = False
             yield found
         if is_idle and not follow and all(each.is_at_end() for each in subscriptions):
@@ -343,20 +343,13 @@ def _handed_over(
 
 
 def _until_nobody_holds_it(messages: Iterator[T], subscriptions: tuple[Subscription, ...]) -> Iterator[T]:
-    """Leave the group, once nothing is open, when the generator is collected: only the consumer refers to it."""
+    """The messages; when the consumer, which alone holds this generator, is collected, leave once none is open."""
     try:
         yield from messages
     except GeneratorExit:
         for each in subscriptions:
             each.drain()
         raise
-
-
-def _rounds(subscriptions: tuple[Subscription, ...], kind: Callable[[Subscription], Iterator[T]]) -> Iterator[T]:
-    """The messages that each topic has now; topics whose table is missing are looked for again."""
-    for each in subscriptions:
-        if each.join():
-            yield from kind(each)
 
 
 def _wait(subscriptions: tuple[Subscription, ...], stop: Stop, wait_s: float) -> None:

@@ -9,8 +9,7 @@ wanted. `value.amount` means a field of the column `value`, which has a type of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 
 import duckdb
@@ -67,12 +66,6 @@ class Filter:
             raise ArgumentError(msg)
         return (*_COLUMNS, "properties", *([_VALUE] if self._has_fields else []))
 
-    def condition(self) -> str:
-        """The filter in DuckDB's SQL, over `columns`."""
-        texts = [exp.Literal.string(tag).sql(dialect="duckdb") for tag in self._tags or ()]
-        tags = "true" if self._tags is None else f"tags IN ({', '.join(texts)})"
-        return f"{tags} AND coalesce(({self._where or 'true'}), false)"
-
     def keep(self, rows: pa.Table) -> pa.Table:
         """The wanted rows, in the same order.
 
@@ -81,28 +74,20 @@ class Filter:
         """
         if self._tags is not None:
             rows = rows.filter(pc.is_in(rows["tags"], pa.array(self._tags, pa.string())))
-        return rows.filter(self._fits(rows)) if self._where is not None and rows.num_rows else rows
+        return rows if self._where is None else rows.filter(self._fits(rows))
 
     def _fits(self, rows: pa.Table) -> pa.ChunkedArray:
         self._duckdb.register("messages", rows.select(self.columns(rows.column_names)))
-        with self.asked():
+        try:
             found = self._duckdb.sql(f"SELECT ({self._where}) AS fits FROM messages").to_arrow_table()["fits"]
+        except duckdb.Error as error:  # for example, there is no such field
+            told = str(error).splitlines()[0]
+            msg = f"where: {self._given!r} can't be used: {told}; allowed are {_ALLOWED}"
+            raise ArgumentError(msg) from error
         if found.type != pa.bool_():
             msg = f"where: {self._given!r} is a value and no condition; allowed are {_ALLOWED}"
             raise ArgumentError(msg)
         return pc.fill_null(found, False)
-
-    @contextmanager
-    def asked(self) -> Iterator[None]:
-        """Reports what DuckDB says against the condition, for example that there is no such field, as ArgumentError."""
-        try:
-            yield
-        except duckdb.Error as error:
-            if self._given is None:
-                raise
-            told = str(error).splitlines()[0]
-            msg = f"where: {self._given!r} can't be used: {told}; allowed are {_ALLOWED}"
-            raise ArgumentError(msg) from error
 
 
 def condition_sql(where: str) -> str:
@@ -112,20 +97,16 @@ def condition_sql(where: str) -> str:
         ArgumentError: The text is no condition.
     """
     try:
-        return _condition_sql(where)
+        tree = _parsed(where)
+        if not all(isinstance(node, _NODES) for node in tree.walk()):
+            msg = f"where: {where!r} is not a condition{_reserved(where)}; allowed are {_ALLOWED}"
+            raise ArgumentError(msg)
+        for column in tree.find_all(exp.Column):
+            _check_name(where, column)
+        return tree.transform(_look_up).sql(dialect="duckdb")
     except RecursionError as error:
         msg = f"where: {where!r:.100}, of {len(where)} characters, is too deep; use fewer parentheses, NOT and AND"
         raise ArgumentError(msg) from error
-
-
-def _condition_sql(where: str) -> str:
-    tree = _parsed(where)
-    if not all(isinstance(node, _NODES) for node in tree.walk()):
-        msg = f"where: {where!r} is not a condition{_reserved(where)}; allowed are {_ALLOWED}"
-        raise ArgumentError(msg)
-    for column in tree.find_all(exp.Column):
-        _check_name(where, column)
-    return tree.transform(_look_up).sql(dialect="duckdb")
 
 
 def _is_field(column: exp.Column) -> bool:

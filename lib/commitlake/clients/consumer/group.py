@@ -15,19 +15,17 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
-from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from commitlake.clients.consumer import assignment, tables
 from commitlake.clients.consumer.assignment import State
 from commitlake.clients.consumer.receipts import Receipts
-from commitlake.config.locations import is_local, local_path
 from commitlake.config.object_store import storage_options
 from commitlake.errors import ConsumerError, WarehouseError
 from commitlake.reading.table import Options, filesystem
@@ -63,9 +61,7 @@ class Beats:
     """
 
     def __init__(self, place: str, options: Options = None) -> None:
-        self._local = local_path(place) / _BEATS if is_local(place) else None
-        self._remote = None if self._local else DeltaStorageHandler(place, storage_options(options))
-        self._count = 0
+        self._files, self._count = filesystem(place, options), 0
 
     def show(self, name: str) -> None:
         """Show that an instance lives.
@@ -74,15 +70,13 @@ class Beats:
             OSError: the file can't be written.
         """
         self._count += 1
-        content = b"." * (self._count % 8 + 1)  # a new size each time: object stores give times in whole seconds
-        if self._local is not None:
-            self._local.mkdir(exist_ok=True)  # not its parents, which would hide that a store is not mounted
-            Path(self._local, name).write_bytes(content)
-        elif self._remote is not None:
-            # pyarrow's wrapper would pass a Buffer, which this deltalake refuses.
-            stream: Any = self._remote._handler.open_output_stream(f"{_BEATS}/{name}", None)
-            stream.write(content)
-            stream.close()
+        if isinstance(self._files, fs.PyFileSystem):  # its streams pass a Buffer, which this deltalake refuses
+            stream: Any = self._files.handler._handler.open_output_stream(f"{_BEATS}/{name}", None)
+        else:
+            self._files.create_dir(_BEATS, recursive=False)  # a new parent would hide that a store is not mounted
+            stream = self._files.open_output_stream(f"{_BEATS}/{name}")
+        stream.write(b"." * (self._count % 8 + 1))  # a new size each time: object stores give times in whole seconds
+        stream.close()
 
     def seen(self) -> dict[str, Beat]:
         """The beats, by instance.
@@ -90,19 +84,13 @@ class Beats:
         Raises:
             OSError: the store can't be read.
         """
-        if self._local is not None:
-            folder, files = str(self._local), fs.LocalFileSystem()
-        else:
-            folder, files = _BEATS, fs.PyFileSystem(self._remote)
-        found = files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        found = self._files.get_file_info(fs.FileSelector(_BEATS, allow_not_found=True))
         return {info.base_name: (info.mtime_ns, info.size) for info in found}
 
     def end(self, name: str) -> None:
         """Remove the file of an instance."""
-        if self._local is not None:
-            Path(self._local, name).unlink(missing_ok=True)
-        elif self._remote is not None and name in self.seen():
-            self._remote.delete_file(f"{_BEATS}/{name}")
+        with suppress(FileNotFoundError):
+            self._files.delete_file(f"{_BEATS}/{name}")
 
 
 class Group:
@@ -242,17 +230,17 @@ def refuse_other_table(state: State | None, table_id: str, group: str, topic: st
         raise WarehouseError(msg)
 
 
-def kept_state(receipts_at: str, group: str, topic: str, options: Options = None) -> State | None:
+def kept_state(receipts_at: str, group: str, topic: str) -> State | None:
     """The state of a group, read without creating a table; None when the group never read this topic."""
-    if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", storage_options(options)):
-        return _joined(_earlier(f"{receipts_at}/groups", options, {"consumer_group": group, "topic": topic}))
-    return Group(receipts_at, group, topic, options).read()
+    if not DeltaTable.is_deltatable(f"{receipts_at}/{FOLDER}/{log_name(group, topic)}", storage_options(None)):
+        return _joined(_earlier(f"{receipts_at}/groups", None, {"consumer_group": group, "topic": topic}))
+    return Group(receipts_at, group, topic).read()
 
 
-def kept_receipts(receipts_at: str, group: str, topic: str, options: Options = None) -> Receipts:
+def kept_receipts(receipts_at: str, group: str, topic: str) -> Receipts:
     """The receipts of a group, whether or not an instance of it runs."""
-    first_rounds = assignment.first_rounds(kept_state(receipts_at, group, topic, options))
-    return Receipts(f"{receipts_at}/receipts", group, topic, options, first_rounds)
+    first_rounds = assignment.first_rounds(kept_state(receipts_at, group, topic))
+    return Receipts(f"{receipts_at}/receipts", group, topic, first_rounds=first_rounds)
 
 
 def _earlier(place: str, options: Options, names: Mapping[str, str]) -> Texts:

@@ -12,7 +12,7 @@ from typing import Any
 from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.group import Group
 from commitlake.clients.consumer.lanes import Lanes
-from commitlake.clients.consumer.receipts import Receipts, Unwritten, Written, table_of
+from commitlake.clients.consumer.receipts import Receipts, Unwritten, table_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
 from commitlake.protocol.clock import now_ms
@@ -39,9 +39,16 @@ class GroupMember:
 
     It refers neither to the consumer nor to its messages, so that these are collected when the application drops them.
 
-    Others take its queues when it has shown no sign of life for `lease_s`. A group without a state begins with `first`,
-    which has the topic's `table`. If it `is_patient`, a store that is away is retried for as long as it takes. Receipts
-    of done messages are deleted at the age `retention_ms`; 0: never.
+    Args:
+        group: the group's state, which all instances change.
+        receipts: the group's receipts.
+        me: name of this instance.
+        lease_s: others take its queues after so many seconds without a sign of life.
+        first: state of a group that has none yet; its `table` is the id of the topic's table.
+        queues: queues of the topic.
+        lanes: where this instance's messages are.
+        is_patient: retry a store that is away for as long as it takes.
+        retention_ms: age at which receipts of done messages are deleted; 0: never.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class GroupMember:
         retention_ms: int,
     ) -> None:
         self.lanes, self.queues, self.closed = lanes, queues, threading.Event()
-        self._group, self._receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
+        self._group, self.receipts, self._me, self._lease_s, self._first = group, receipts, me, lease_s, first
         self._is_patient, self._retention_ms = is_patient, retention_ms
         self._expire_at = time.monotonic() + random.uniform(0.1, 0.2) * _EXPIRE_S
         self._watch = assignment.Watch(lease_s)
@@ -129,7 +136,7 @@ class GroupMember:
 
     def _warning(self) -> ThrottledWarning:
         """A warning of an outage, shared by all groups of the process that write to the same store."""
-        return ThrottledWarning(log, self._receipts.appender)
+        return ThrottledWarning(log, self.receipts.appender)
 
     def _has_to_leave(self) -> bool:
         return self._is_abandoned or (self._is_draining and self.lanes.open == 0)
@@ -154,22 +161,20 @@ class GroupMember:
 
     def _sync(self) -> None:
         """Move the cursors behind written receipts, see which members live, take the queues due to this instance."""
-        queues, alive_at, was_member = set(self.queues), 0.0, False
+        queues, kept, alive_at, was_member = set(self.queues), set[int](), 0.0, False
         self._synced_at, self._owes_sync = time.monotonic(), False
         if moves := self._synced_at - self._moved_at > self._pause_s:
             self._moved_at, self._has_written = self._synced_at, False
         _, cursors, held, changes = self._written
         if changes != self.lanes.changes:  # the cursors are of other lanes, so release no queue before the next write
             cursors, held = {}, self.lanes.queues()
-        kept: set[int] = set()
 
         def to(before: assignment.State | None) -> assignment.State:
-            nonlocal alive_at, was_member
+            nonlocal kept, alive_at, was_member
             self._group.refuse_other_table(before, self._first["table"])
             state = {"table": self._first["table"], **(before or self._first)}
             mine, places = (held, cursors) if self._follows(state) else (set(), {})
-            kept.clear()
-            kept.update(mine & assignment.owned(state, self._me).keys())
+            kept = mine & assignment.owned(state, self._me).keys()
             was_member, alive_at = self._me in state["members"], self._show_life(state["members"])
             if not (moves or self._gone) and assignment.is_balanced(state, self._me):
                 places = {}  # commit no cursors: it is too early, and no queue goes to another instance
@@ -182,33 +187,31 @@ class GroupMember:
         for name in self._gone - state["members"].keys():
             self._group.beats.end(name)
         has_new, self._owes_sync = self.lanes.follow(state, self._me, kept), not assignment.is_balanced(state, self._me)
-        self._receipts.first_rounds = assignment.first_rounds(state)
+        self.receipts.first_rounds = assignment.first_rounds(state)
         self._alive_at, self._known, self._members = alive_at, queues, state["members"]
         if has_new or time.monotonic() - self._last_look > max(_LOOK_S, self._look_s / _LOOK_SHARE):
             self._read_waiting(None if has_new else time.monotonic() - LATELY_S)
         owners = {int(queue): share["owner"] for queue, share in state["queues"].items()}
-        self._settled = {queue for queue in queues if self._reads(owners.get(queue))}
+        alive = {name for name in state["members"] if name == self._me or self._watch.has_seen_alive(name)}
+        self._settled = {queue for queue in queues if owners.get(queue) in alive}
 
     def _read_waiting(self, after_s: float | None) -> None:
         """Read which messages wait for a retry; not during a write, and from no snapshot older than the last write."""
         with self._writing:
             begun = time.monotonic()
-            self.lanes.set_waiting(self._receipts.waiting(after_s and max(after_s, self._wrote_at)))
+            self.lanes.set_waiting(self.receipts.waiting(after_s and max(after_s, self._wrote_at)))
         self._last_look = time.monotonic()
         self._look_s = self._last_look - begun
 
-    def _reads(self, owner: str | None) -> bool:
-        return owner is not None and (owner == self._me or self._watch.has_seen_alive(owner))
-
     def _follows(self, state: assignment.State) -> bool:
-        """Whether the lanes belong to the current reading; after a rewind, older lanes must move no cursor.
+        """Whether no rewind came since the lanes began: lanes of before a rewind must move no cursor.
 
         The owner of a queue does not show it: a sync may fail between its commit and the new lanes.
         """
-        return assignment.first_rounds(state) == self._receipts.first_rounds
+        return assignment.first_rounds(state) == self.receipts.first_rounds
 
-    def take(self) -> tuple[Unwritten, Written] | None:
-        """Receipts to write, and their rows; None when there are none, or it is too early. The caller calls `written`.
+    def take(self) -> Unwritten | None:
+        """Receipts to write; None when there are none, or it is too early. The caller calls `written`.
 
         Nothing is taken while others may have the queues: the next sync shows which queues are lost.
         """
@@ -218,13 +221,9 @@ class GroupMember:
         if not self._writing.acquire(blocking=False):
             return None
         taken = self.lanes.take()
-        try:
-            if taken.receipts:
-                return taken, self._receipts.rows(taken.receipts)
-        except BaseException as error:  # an error of this group alone
-            self.written(taken, error)
-        else:
-            self.written(taken)
+        if taken.receipts:
+            return taken
+        self.written(taken)
         return None
 
     def written(self, taken: Unwritten, error: BaseException | None = None) -> None:
@@ -242,7 +241,7 @@ class GroupMember:
     def _note(self, taken: Unwritten) -> None:
         self._unwritten.end()
         self._wrote_at = time.monotonic()
-        self.lanes.note(self._receipts.not_simple(taken.receipts))
+        self.lanes.note(self.receipts.not_simple(taken.receipts))
         before, self._written = self._written, taken._replace(receipts=[])  # before `_has_written`: a sync may follow
         self._has_written |= taken[1:] != before[1:]
         self.lanes.written()
@@ -255,10 +254,9 @@ class GroupMember:
             self.end(error)
 
     def _show_life(self, members: Mapping[str, float]) -> float:
-        """Show that this member lives and look at the other members, each third of a lease; return when that was last.
+        """Each third of a lease show that this member lives, and look which others do; return when that was last.
 
-        Others may take the queues a lease after that time, whatever later syncs did. An instance without a place among
-        the members shows no sign of life.
+        A lease after that time others may take the queues. An instance that stands by shows no sign of life.
         """
         now = time.monotonic()
         if now - self._beat_at > self._lease_s / 3:
@@ -273,7 +271,7 @@ class GroupMember:
     def _expire(self) -> None:
         self._expire_at = time.monotonic() + random.uniform(0.9, 1.1) * _EXPIRE_S
         try:
-            self._receipts.expire(now_ms() - self._retention_ms)
+            self.receipts.expire(now_ms() - self._retention_ms)
         except TRANSIENT as error:  # for example because another instance writes at the same moment
             log.info("receipts are not deleted before the next hour: %s", error)
 
@@ -284,7 +282,7 @@ class GroupMember:
         taken = self.lanes.take()
         try:
             if taken.receipts:
-                self._receipts.append(table_of([self._receipts.rows(taken.receipts)]))
+                self.receipts.append(table_of([(self.receipts, taken.receipts)]))
         except BaseException as error:
             self.written(taken, error)
             raise

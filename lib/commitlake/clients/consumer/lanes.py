@@ -10,7 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,10 @@ from commitlake.clients.consumer import assignment
 from commitlake.clients.consumer.cursor import Cursor
 from commitlake.clients.consumer.receipts import Attempt, Receipt, Unwritten
 from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
-from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, position_of
+from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, place_of, position_of
 
 _OBJECT_BYTES = 200
-_MOST_MOVED = 64
-"""Tables of messages that were copied out of their windows, each with 16 kB besides its rows; more are merged."""
+_FEW_ROWS = 1_000
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +49,8 @@ class InFlight:
 
     def value(self, column: str) -> Any:
         """The value of a column, of the first message."""
-        return self.chosen.rows.value(column, self.chosen.indexes[0])
+        rows, indexes = self.chosen  # read once: another thread may move the rows meanwhile
+        return rows.value(column, indexes[0])
 
     def place(self) -> Place:
         """The `PLACE_COLUMNS` of the first message, which identify it."""
@@ -106,41 +107,21 @@ class Lane:
         Returns:
             Whether any finished message was in front.
         """
-        kept: deque[InFlight | Passed] = deque()
-        has_moved = bool(self.handed) and not _is_unfinished(self.handed[0])
-        while self.handed:
-            passed = self._finished()
-            if kept:
-                kept.append(passed)
+        has_moved, kept = False, deque[InFlight | Passed]()
+        for is_unfinished, several in groupby(self.handed, _is_unfinished):
+            if is_unfinished:
+                kept.extend(several)
+            elif kept:
+                kept.append(_passed(several))
             else:
-                self.cursor.join(passed.end)
-            if self.handed:
-                kept.append(self.handed.popleft())
+                self.cursor.join(_passed(several).end)
+                has_moved = True
         self.handed = kept
         return has_moved
-
-    def _finished(self) -> Passed:
-        """Remove the finished messages up to the next unfinished one, and return their end."""
-        end, kept_bytes, rows_of = Cursor(), 0, dict[int, tuple[Rows, list[int]]]()
-        while self.handed and not _is_unfinished(self.handed[0]):
-            first = self.handed.popleft()
-            kept_bytes += first.kept_bytes
-            if isinstance(first, Passed):
-                end.join(first.end)
-            else:
-                rows, indexes = first.chosen
-                rows_of.setdefault(id(rows), (rows, []))[1].extend(indexes)
-        for rows, indexes in rows_of.values():
-            end.advance_to_end(rows.keys.where(np.asarray(indexes)))
-        return Passed(end, kept_bytes)
 
     def passed_bytes(self) -> int:
         """Bytes of the messages that are finished behind an open one; a restart reads them again."""
         return sum(each.kept_bytes for each in self.handed if isinstance(each, Passed))
-
-    def front(self) -> InFlight | None:
-        """The first messages that the cursor has not passed; None without any."""
-        return next((each for each in self.handed if isinstance(each, InFlight)), None)
 
     def is_held(self) -> bool:
         """Whether the queue must stay here: it is read, or messages of it are in flight, at any attempt."""
@@ -167,7 +148,7 @@ class Lanes:
         self._open: set[InFlight] = set()
         self._has_moved = False  # whether a cursor has moved since the last `take`
         self._receipts, self._at_work = list[tuple[Lane, Receipt]](), list[tuple[Lane, Receipt]]()
-        self._lock = threading.RLock()  # while it is held, garbage collection may end an iterator, which takes it too
+        self._lock = threading.RLock()  # while it is held, garbage collection may finish a message, which takes it too
         self.open = self.open_bytes = self.unwritten = self.finished = self.changes = 0
         self.due_ms = NEVER
 
@@ -182,17 +163,17 @@ class Lanes:
             return set(self._lanes)
 
     def crowded(self, most_bytes: int) -> list[tuple[int, str]]:
-        """Queues whose messages that are finished behind an open one take more than their share of `most_bytes`.
+        """Queues with more than their share of bytes finished behind an open message, and the position of that message.
 
-        Each comes with the position of that open one. Nothing is returned while all together take at most `most_bytes`.
+        None while all queues together have at most `most_bytes`.
         """
         with self._lock:
             self._settle()
             kept = {queue: lane.passed_bytes() for queue, lane in self._lanes.items()}
             if sum(kept.values()) <= most_bytes:
                 return []
-            lanes = [(q, lane.front()) for q, lane in self._lanes.items() if kept[q] > most_bytes // len(kept)]
-            return [(q, position_of(it.place())) for q, it in lanes if it is not None and it.is_open]
+            first = {q: self._lanes[q].handed[0] for q, size in kept.items() if size > most_bytes // len(kept)}
+            return [(q, position_of(it.place())) for q, it in first.items() if isinstance(it, InFlight) and it.is_open]
 
     def waiting(self) -> int:
         """How many messages wait for their next attempt."""
@@ -310,20 +291,19 @@ class Lanes:
             self._set_due()
 
     def due(self, now_ms: int, most: int) -> list[tuple[Lane, Waiting]]:
-        """Messages whose retry is due, at most `most`; each queue gets its share first."""
-        found: list[tuple[Lane, Waiting]] = []
+        """Messages whose retry is due, at most `most`; the queues take turns."""
         with self._lock:
-            lanes = [lane for lane in self._lanes.values() if not lane.is_closing]
-            for share in (most // max(1, len(lanes)), most):
-                for lane in lanes:
-                    found += [(lane, row) for row in lane.retries.due(now_ms, min(share, most - len(found)))]
             self._set_due()
-            return found
+            lanes = [lane for lane in self._lanes.values() if not lane.is_closing]
+            due = [enumerate(lane.retries.due(now_ms, most)) for lane in lanes]
+            found = [(turn, lane, row) for lane, rows in zip(lanes, due, strict=True) for turn, row in rows]
+            return [(lane, row) for _, lane, row in sorted(found, key=itemgetter(0))[:most]]
 
-    def put_off(self, lane: Lane, place: Place, due_ms: int) -> None:
-        """Make a message that was due, and not handed over, due at `due_ms` (ms since epoch, UTC)."""
+    def put_off(self, waiting: Iterable[tuple[Lane, Waiting]], due_ms: int) -> None:
+        """Make messages that were due, and could not be read, due at `due_ms` (ms since epoch, UTC)."""
         with self._lock:
-            lane.retries.put_off(place, due_ms)
+            for lane, receipt in waiting:
+                lane.retries.put_off(place_of(receipt), due_ms)
             self._set_due()
 
     def _set_due(self) -> None:
@@ -343,35 +323,26 @@ class Lanes:
     def shrink(self) -> None:
         """Copy open messages out of windows of which more than half is finished, to free the windows' memory.
 
-        An open message keeps all of its window in memory: sixteen such messages keep 256 MiB.
+        An open message keeps all of its window in memory: sixteen such messages keep 256 MiB. Those of small tables
+        are copied into the same new one, since each table takes 16 kB besides its rows.
         """
         with self._lock:
-            of_rows: dict[int, list[InFlight]] = {}
+            open_in: dict[Rows, list[InFlight]] = {}
             for each in self._open:
-                of_rows.setdefault(id(each.chosen.rows), []).append(each)
-            left, moved = list[list[InFlight]](), list[list[InFlight]]()
-            for some in of_rows.values():
-                rows = some[0].chosen.rows
-                if 2 * rows.open < rows.table.num_rows:
-                    left.append(some)
-                elif rows.is_moved:
-                    moved.append(some)
-            if left:
-                self._move(left + (moved if len(moved) > _MOST_MOVED else []))
-
-    def _move(self, groups: list[list[InFlight]]) -> None:
-        """Copy messages into one new table. Each group has the messages of one `Rows`."""
-        tables, at = [], 0
-        for some in groups:
-            indexes = [index for each in some for index in each.chosen.indexes]
-            tables.append(some[0].chosen.rows.table.take(indexes))
-        rows = Rows(pa.concat_tables(tables), is_moved=True)
-        for each in chain.from_iterable(groups):
-            self._count(each, -1)
-            count = len(each.chosen.indexes)
-            each.chosen = Chosen(rows, range(at, at + count))
-            self._count(each, 1)
-            at += count
+                open_in.setdefault(each.chosen.rows, []).append(each)
+            left = {rows for rows in open_in if 2 * rows.open < rows.table.num_rows}
+            if not left:
+                return
+            moved = {rows: some for rows, some in open_in.items() if rows in left or rows.table.num_rows <= _FEW_ROWS}
+            tables = [
+                rows.table.take([n for each in some for n in each.chosen.indexes]) for rows, some in moved.items()
+            ]
+            new, end = Rows(pa.concat_tables(tables)), 0
+            for each in chain.from_iterable(moved.values()):
+                begin, end = end, end + len(each.chosen.indexes)
+                self._count(each, -1)
+                each.chosen = Chosen(new, range(begin, end))
+                self._count(each, 1)
 
     def _settle(self) -> None:
         for lane in self._lanes.values():
@@ -380,6 +351,21 @@ class Lanes:
 
 def _is_unfinished(each: InFlight | Passed) -> bool:
     return isinstance(each, InFlight) and not each.finished
+
+
+def _passed(finished: Iterable[InFlight | Passed]) -> Passed:
+    """The end of finished messages that follow each other."""
+    end, kept_bytes, passed = Cursor(), 0, dict[Rows, list[int]]()
+    for each in finished:
+        kept_bytes += each.kept_bytes
+        if isinstance(each, Passed):
+            end.join(each.end)
+        else:
+            rows, indexes = each.chosen
+            passed.setdefault(rows, []).extend(indexes)
+    for rows, indexes in passed.items():
+        end.advance_to_end(rows.keys.where(np.asarray(indexes)))
+    return Passed(end, kept_bytes)
 
 
 def _lane(kept: Mapping[str, Any] | None, first_round: int) -> Lane:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
@@ -44,7 +45,9 @@ class Outcomes:
         self.group, self.topic, self.member, self._pid = group, topic, member, os.getpid()
         weakref.finalize(self, member.abandon).atexit = False
 
-    def finish(self, handed: list[InFlight], state: str, due_ms: int | None = None, remark: str | None = None) -> None:
+    def finish(
+        self, handed: Sequence[InFlight], state: str, due_ms: int | None = None, remark: str | None = None
+    ) -> None:
         """Note the outcome of messages: `DONE`, `DEAD`, or `RETRY`, due at `due_ms` (ms since epoch, UTC).
 
         `remark` is any text, for the receipt.
@@ -74,13 +77,53 @@ class Outcomes:
             *(f", and {others} more" if others else "", part.attempt, printable(remark or "without a remark")),
         )
 
-    def retry(self, handed: list[InFlight], after: Duration, max_attempts: int, remark: str | None) -> None:
-        """Note a retry of messages, or that they are dead letters after `max_attempts`."""
+
+class HandedOver:
+    """One message, or several that were handed over together."""
+
+    __slots__ = ("_handed", "_outcomes", "topic")
+
+    def __init__(self, outcomes: Outcomes, handed: Sequence[InFlight]) -> None:
+        self._outcomes, self._handed, self.topic = outcomes, handed, outcomes.topic
+
+    @property
+    def attempt(self) -> int:
+        """Number of this delivery to the group: 1 for the first."""
+        return self._handed[0].attempt
+
+    def done(self, remark: str | None = None) -> None:
+        """Note that the group has finished its work.
+
+        Args:
+            remark: any text, for the receipt.
+        """
+        self._outcomes.finish(self._handed, "DONE", remark=remark)
+
+    @renamed(most="max_attempts")
+    def retry(self, after: Duration = "10s", max_attempts: int = 16, remark: str | None = None) -> None:
+        """Have the work done again later; other messages do not wait for it.
+
+        Args:
+            after: the least time until then, such as `5m`, a number of seconds, or a `timedelta`.
+            max_attempts: attempts altogether; after the last one the message is a dead letter of the group.
+            remark: the reason, for the receipt.
+
+        Raises:
+            ArgumentError: `after` is no duration, or `max_attempts` no whole number from 1.
+        """
         due = now_ms() + int(seconds("after", after) * 1_000)
-        if handed[0].attempt >= whole("max_attempts", max_attempts):
-            self.finish(handed, "DEAD", remark=remark)
+        if self.attempt >= whole("max_attempts", max_attempts):
+            self._outcomes.finish(self._handed, "DEAD", remark=remark)
         else:
-            self.finish(handed, "RETRY", due, remark)
+            self._outcomes.finish(self._handed, "RETRY", due, remark)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickle and copies: only this process can finish the work.
+
+        Raises:
+            ConsumerError: always.
+        """
+        raise ConsumerError(UNPICKLED)
 
 
 class _Column(Generic[T]):
@@ -97,7 +140,7 @@ class _Column(Generic[T]):
         return self if message is None else message.handed.value(self._name)
 
 
-class ReceivedMessage:
+class ReceivedMessage(HandedOver):
     """A message that was handed over: call `done` or `retry`, in any thread, when the work on it has ended.
 
     The attributes are the columns of a topic table (docs/contract.md, chapter 3), and:
@@ -107,7 +150,7 @@ class ReceivedMessage:
         position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever.
     """
 
-    __slots__ = ("_outcomes", "handed", "topic")
+    __slots__ = ()
 
     queue_id = _Column[int]()
     message_id = _Column[str]()
@@ -126,13 +169,10 @@ class ReceivedMessage:
     visible_at = _Column[datetime]()
     batch_id = _Column["int | None"]()
 
-    def __init__(self, outcomes: Outcomes, handed: InFlight) -> None:
-        self._outcomes, self.handed, self.topic = outcomes, handed, outcomes.topic
-
     @property
-    def attempt(self) -> int:
-        """Number of this delivery to the group: 1 for the first."""
-        return self.handed.attempt
+    def handed(self) -> InFlight:
+        """The lane, row and attempt of the message, and whether it is finished."""
+        return self._handed[0]
 
     @property
     def round(self) -> int:
@@ -183,28 +223,6 @@ class ReceivedMessage:
         """`<source>-<source_queue>-<source_offset>-<source_index>`, see the class."""
         return position_of(self.handed.place())
 
-    def done(self, remark: str | None = None) -> None:
-        """Note that the group has finished its work on the message.
-
-        Args:
-            remark: any text, for the receipt.
-        """
-        self._outcomes.finish([self.handed], "DONE", remark=remark)
-
-    @renamed(most="max_attempts")
-    def retry(self, after: Duration = "10s", max_attempts: int = 16, remark: str | None = None) -> None:
-        """Have the message redelivered later; other messages do not wait for it.
-
-        Args:
-            after: the least time until then, such as `5m`, a number of seconds, or a `timedelta`.
-            max_attempts: attempts altogether; after the last one the message is a dead letter of the group.
-            remark: the reason, for the receipt.
-
-        Raises:
-            ArgumentError: `after` is no duration, or `max_attempts` no whole number from 1.
-        """
-        self._outcomes.retry([self.handed], after, max_attempts, remark)
-
     def once(self, database: Any, *, create: bool = False) -> Once:
         """A local transaction that the group commits once for this message: `with message.once(database) as is_new:`.
 
@@ -233,20 +251,12 @@ class ReceivedMessage:
         """Whether another instance may have the message: this one has shown no sign of life for a lease."""
         return self._outcomes.member.is_late()
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse pickle and copies: only this process can finish the message.
-
-        Raises:
-            ConsumerError: always.
-        """
-        raise ConsumerError(UNPICKLED)
-
     def __repr__(self) -> str:
         """Show the position, and no content."""
         return f"<ReceivedMessage {self.topic} {self.position} attempt={self.attempt}>"
 
 
-class MessageBatch:
+class MessageBatch(HandedOver):
     """Messages that were handed over together: call `done` or `retry` when the work on all of them has ended.
 
     Attributes:
@@ -254,40 +264,14 @@ class MessageBatch:
         table: the rows in the order of the topic, with the columns of a topic table (docs/contract.md, chapter 3).
     """
 
-    __slots__ = ("_handed", "_outcomes", "table", "topic")
+    __slots__ = ("table",)
 
-    def __init__(self, outcomes: Outcomes, handed: list[InFlight], table: pa.Table) -> None:
-        self._outcomes, self._handed = outcomes, handed
-        self.topic, self.table = outcomes.topic, table
+    def __init__(self, outcomes: Outcomes, handed: Sequence[InFlight], table: pa.Table) -> None:
+        super().__init__(outcomes, handed)
+        self.table = table
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
-
-    @property
-    def attempt(self) -> int:
-        """Number of this delivery to the group: 1 for the first."""
-        return self._handed[0].attempt
-
-    def done(self, remark: str | None = None) -> None:
-        """Note that the group has finished its work on these messages; `remark` is for the receipts."""
-        self._outcomes.finish(self._handed, "DONE", remark=remark)
-
-    @renamed(most="max_attempts")
-    def retry(self, after: Duration = "10s", max_attempts: int = 16, remark: str | None = None) -> None:
-        """Have them redelivered later; see `ReceivedMessage.retry`.
-
-        Raises:
-            ArgumentError: `after` is no duration, or `max_attempts` no whole number from 1.
-        """
-        self._outcomes.retry(self._handed, after, max_attempts, remark)
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse pickle and copies: only this process can finish the messages.
-
-        Raises:
-            ConsumerError: always.
-        """
-        raise ConsumerError(UNPICKLED)
 
     def __repr__(self) -> str:
         """Show the number of messages, and no content."""

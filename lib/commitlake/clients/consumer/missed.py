@@ -1,4 +1,4 @@
-"""What a group of consumers has missed: rows that `topics.retention` deleted before the group had read them."""
+"""Messages that a group has missed: rows that `topics.retention` deleted before the group had read them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from commitlake.config import Config
 from commitlake.errors import ConsumerError, NoTableError, WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.catalog import location
-from commitlake.reading.table import Options, Snapshot, folders
+from commitlake.reading.table import Snapshot, folders
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _LOOK_S = 0.5
 _EXACT_ROWS = 1_000_000
 
 
-def groups(conf: Config, options: Options = None) -> pa.Table:
+def groups(conf: Config) -> pa.Table:
     """All groups that ever read a topic with `consume`.
 
     Returns:
@@ -59,7 +59,7 @@ def groups(conf: Config, options: Options = None) -> pa.Table:
         (messages that the group has not passed, wanted or not; null if the topic can't be read now), oldest_visible_at
         (of these), waiting (messages that wait for their next attempt), dead (dead letters).
     """
-    rows = [_row(conf, *names, options) for names in _names(conf, options)]
+    rows = [_row(conf, *names) for names in _names(conf)]
     return pa.Table.from_pylist(rows, COLUMNS).sort_by([("consumer_group", "ascending"), ("topic", "ascending")])
 
 
@@ -85,23 +85,23 @@ class Lag(NamedTuple):
         return 0 if self.oldest is None else now_s - self.oldest.timestamp()
 
 
-def lags(conf: Config, options: Options = None) -> Iterator[Lag]:
+def lags(conf: Config) -> Iterator[Lag]:
     """The lag of each group and topic.
 
     Up to a million rows are compared; beyond that whole files count. A group that can't be read now is left out.
     """
-    for group, topic in sorted(_names(conf, options)):
+    for group, topic in sorted(_names(conf)):
         try:
-            state = kept_state(conf.receipts_place, group, topic, options) or assignment.EMPTY
-            found = _behind(conf, group, topic, state, options, _EXACT_ROWS)
-            members = _alive(conf, group, topic, state, options)
+            state = kept_state(conf.receipts_place, group, topic) or assignment.EMPTY
+            found = _behind(conf, group, topic, state, _EXACT_ROWS)
+            members = _alive(conf, group, topic, state)
         except UNREADABLE as error:
             log.info("not known how far the group %s is behind in %s: %s", group, topic, error)
         else:
             yield Lag(group, topic, members, *found)
 
 
-def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, options: Options = None) -> None:
+def rewind(conf: Config, topic: str, group: str, to: str | int | datetime) -> None:
     """Move the cursors of a group to `first`, `newest` or a time; running instances follow within some seconds.
 
     A message that waits for its next attempt, and is not read again, is still redelivered; but not a message of a
@@ -112,11 +112,11 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
         WarehouseError: the topic can't be read.
     """
     begin_ms = start_ms(to)
-    table = Topic(*location(conf, f"topics/{topic}", options))
+    table = Topic(*location(conf, f"topics/{topic}"))
     ends = {} if begin_ms == 0 else table.ends(begin_ms)
-    check_known(conf, topic, group, options)
+    check_known(conf, topic, group)
     cursors = {queue: ends.get(queue, Cursor()) for queue in table.queues()}
-    receipts = kept_receipts(conf.receipts_place, group, topic, options)
+    receipts = kept_receipts(conf.receipts_place, group, topic)
     texts = {queue: cursor.to_json() for queue, cursor in cursors.items()}
     closing, is_other = 0, False
 
@@ -127,36 +127,36 @@ def rewind(conf: Config, topic: str, group: str, to: str | int | datetime, optio
         closing = max(receipts.last_round(), assignment.first_rounds(before)[-1]) + 1
         return assignment.rewound(before, texts, closing + 1, table.id)
 
-    Group(conf.receipts_place, group, topic, options).change(rewound)
+    Group(conf.receipts_place, group, topic).change(rewound)
     # After the change: a kill in between lets waiting messages come twice; in the other order it would lose them.
     waiting = [row for row in (*receipts.waiting(), *receipts.dead()) if row["round"] < closing]
     gone = [row for row in waiting if is_other or _is_behind(row, cursors.get(row["queue_id"]))]
     receipts.close(gone, closing, now_ms())
 
 
-def delete(conf: Config, topic: str, group: str, options: Options = None) -> None:
+def delete(conf: Config, topic: str, group: str) -> None:
     """Delete a group's cursors and receipts. A consumer of that name then begins as a new group.
 
     Raises:
         ConsumerError: there is no such group, or instances of it are alive.
     """
-    check_known(conf, topic, group, options)
-    kept = Group(conf.receipts_place, group, topic, options)
+    check_known(conf, topic, group)
+    kept = Group(conf.receipts_place, group, topic)
     members = (kept.read() or assignment.EMPTY)["members"]
     if members and _is_alive(kept, members):
         msg = f"group {group!r} of the topic {topic} has instances that are alive; stop them first"
         raise ConsumerError(msg)
-    kept_receipts(conf.receipts_place, group, topic, options).delete_all()
+    kept_receipts(conf.receipts_place, group, topic).delete_all()
     kept.forget()
 
 
-def check_known(conf: Config, topic: str, group: str, options: Options = None) -> None:
+def check_known(conf: Config, topic: str, group: str) -> None:
     """Refuse a group that never read the topic.
 
     Raises:
         ConsumerError: there is no such group.
     """
-    if kept_state(conf.receipts_place, group, topic, options) is None:
+    if kept_state(conf.receipts_place, group, topic) is None:
         msg = f"group {group!r} never read the topic {topic} with `consume`; `commitlake groups` shows those that did"
         raise ConsumerError(msg)
 
@@ -177,29 +177,29 @@ def _is_alive(group: Group, members: Mapping[str, float]) -> bool:
     return False
 
 
-def _alive(conf: Config, group: str, topic: str, state: assignment.State, options: Options) -> int:
+def _alive(conf: Config, group: str, topic: str, state: assignment.State) -> int:
     """How many members live; a killed one stays a member until another member finds it gone."""
-    beats = Beats(f"{conf.receipts_place}/{FOLDER}/{log_name(group, topic)}", options).seen()
+    beats = Beats(f"{conf.receipts_place}/{FOLDER}/{log_name(group, topic)}").seen()
     now = time.time_ns()
     return sum(name in beats and now - beats[name][0] < 2e9 * lease for name, lease in state["members"].items())
 
 
-def _names(conf: Config, options: Options) -> Iterator[tuple[str, str]]:
+def _names(conf: Config) -> Iterator[tuple[str, str]]:
     """Group and topic of each table of a group."""
-    for folder in folders(f"{conf.receipts_place}/{FOLDER}", options):
+    for folder in folders(f"{conf.receipts_place}/{FOLDER}"):
         try:
-            rows = Snapshot(f"{conf.receipts_place}/{FOLDER}/{folder}", options).dataset().to_table()
+            rows = Snapshot(f"{conf.receipts_place}/{FOLDER}/{folder}").dataset().to_table()
         except UNREADABLE:
             continue  # the table is being created, or broken
         yield from {(row["consumer_group"], row["topic"]) for row in rows.to_pylist() if row["state"] != "null"}
 
 
-def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, Any]:
-    state = kept_state(conf.receipts_place, group, topic, options) or assignment.EMPTY
-    receipts = kept_receipts(conf.receipts_place, group, topic, options)
+def _row(conf: Config, group: str, topic: str) -> dict[str, Any]:
+    state = kept_state(conf.receipts_place, group, topic) or assignment.EMPTY
+    receipts = kept_receipts(conf.receipts_place, group, topic)
     behind: tuple[int | None, datetime | None] = None, None
     try:
-        behind = _behind(conf, group, topic, state, options)
+        behind = _behind(conf, group, topic, state)
     except UNREADABLE as error:
         log.warning("not known how far the group %s is behind in %s: %s", group, topic, error)
     return {
@@ -210,11 +210,11 @@ def _row(conf: Config, group: str, topic: str, options: Options) -> dict[str, An
 
 
 def _behind(
-    conf: Config, group: str, topic: str, state: assignment.State, options: Options, most_rows: int | None = None
+    conf: Config, group: str, topic: str, state: assignment.State, most_rows: int | None = None
 ) -> tuple[int, datetime | None]:
     """How many messages a group has not passed, and when the oldest of them became visible."""
     try:
-        table = Topic(*location(conf, f"topics/{topic}", options))
+        table = Topic(*location(conf, f"topics/{topic}"))
     except NoTableError:
         return 0, None  # the topic was deleted
     refuse_other_table(state, table.id, group, topic)

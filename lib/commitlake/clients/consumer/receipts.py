@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -58,8 +58,6 @@ SELECT * FROM rows QUALIFY row_number() OVER (
     PARTITION BY source, source_queue, source_offset, source_index
     ORDER BY round DESC, attempt DESC, list_position({list(STATES)}, state) DESC) = 1
 """
-Written: TypeAlias = pa.Table | list[dict[str, Any]]
-"""Rows of a group's receipts, for `table_of`."""
 _FEW = 16
 
 
@@ -129,6 +127,8 @@ class Receipts:
     """The receipts of one group for one topic; creates the table if it is missing.
 
     Attributes:
+        group: the group.
+        topic: the topic.
         first_rounds: the round of first attempts, for each reading of the topic. DONE at the first attempt of such a
             round is the usual case, which reading retries skips.
         appender: appends to the table for all of this process.
@@ -138,30 +138,18 @@ class Receipts:
         self, place: str, group: str, topic: str, options: Options = None, first_rounds: tuple[int, ...] = (0,)
     ) -> None:
         self.first_rounds = first_rounds
-        self._place, self._group, self._topic, self._options = place, group, topic, options
+        self.group, self.topic, self._place, self._options = group, topic, place, options
         tables.create(place, SCHEMA, ["consumer_group"], options, {"delta.dataSkippingStatsColumns": _STATS})
         self.appender = tables.appender(place, options)
         self._table = ReceiptFiles.shared(place, options)
         self._seen: set[str] = set()
         self._open: dict[Place, dict[str, Any]] = {}
 
-    def rows(self, receipts: Sequence[Receipt]) -> Written:
-        """Receipts, at least one, as rows for `table_of`.
-
-        Few rows are made without Arrow. Arrow releases Python's lock, and among hundreds of threads waits long for it.
-        """
-        if sum(len(each.indexes) for each in receipts) <= _FEW:
-            return [row for each in receipts for row in _dicts(self._group, self._topic, each)]
-        return pa.concat_tables(
-            rows_of(self._group, self._topic, *_taken(part), [each.outcome for each in part])
-            for part in _by_rows(receipts)
-        )
-
     def not_simple(self, receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
         """Rows of the receipts, without those of messages that were done at the first attempt."""
         simple = {("DONE", 1, first) for first in self.first_rounds}
         found = [each for each in receipts if each.outcome[:3] not in simple]
-        return list(table_of([self.rows(found)]).to_pylist()) if found else []
+        return list(table_of([(self, found)]).to_pylist()) if found else []
 
     def append(self, rows: pa.Table) -> None:
         """Append rows of the table's schema."""
@@ -213,13 +201,13 @@ class Receipts:
         old = [row for row in self._newest() if row["at"] < as_datetime(before_ms)]
         if old:
             self.append(pa.Table.from_pylist([{**row, "at": as_datetime(now_ms())} for row in old], SCHEMA))
-        names = f"consumer_group = '{escaped(self._group)}' AND topic = '{escaped(self._topic)}'"
+        names = f"consumer_group = '{escaped(self.group)}' AND topic = '{escaped(self.topic)}'"
         time = f"arrow_cast({before_ms * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
         self._delta().delete(f"{names} AND at < {time}")
 
     def delete_all(self) -> None:
         """Delete all receipts of the group for the topic."""
-        self._delta().delete(f"consumer_group = '{escaped(self._group)}' AND topic = '{escaped(self._topic)}'")
+        self._delta().delete(f"consumer_group = '{escaped(self.group)}' AND topic = '{escaped(self.topic)}'")
 
     def _delta(self) -> DeltaTable:
         return DeltaTable(self._place, storage_options=storage_options(self._options))
@@ -231,7 +219,7 @@ class Receipts:
         have gone, all files are read again.
         """
         self._table.refresh(after_s)
-        files = self._table.of_group(self._group)
+        files = self._table.of_group(self.group)
         paths = set(files["path"].to_pylist())
         if self._seen - paths:
             self._seen, self._open = set(), {}
@@ -245,7 +233,7 @@ class Receipts:
         return sorted(self._open.values(), key=lambda row: row["due_at"] or row["at"])
 
     def _mine(self) -> pads.Expression:
-        return (pads.field("consumer_group") == self._group) & (pads.field("topic") == self._topic)
+        return (pads.field("consumer_group") == self.group) & (pads.field("topic") == self.topic)
 
     def _is_not_simple(self) -> pads.Expression:
         is_first = (pads.field("attempt") == 1) & pads.field("round").isin(list(self.first_rounds))
@@ -271,49 +259,35 @@ class Receipts:
             self._open[place] = row
 
 
-def table_of(parts: Iterable[Written]) -> pa.Table:
-    """One table of the rows of several groups."""
-    tables, few = list[pa.Table](), list[dict[str, Any]]()
-    for part in parts:
-        if isinstance(part, list):
-            few += part
-        else:
-            tables.append(part)
-    return pa.concat_tables([*tables, pa.Table.from_pylist(few, SCHEMA)])
-
-
-def _dicts(group: str, topic: str, receipt: Receipt) -> Iterator[dict[str, Any]]:
-    messages, outcome = receipt.messages, receipt.outcome
-    own = {
-        **{"consumer_group": group, "topic": topic, "instance": INSTANCE, "remark": outcome.remark},
-        **{"state": outcome.state, "attempt": outcome.attempt, "round": outcome.round},
-        **{"due_at": None if outcome.due_ms is None else as_datetime(outcome.due_ms), "at": as_datetime(outcome.at_ms)},
+def table_of(parts: Iterable[tuple[Receipts, Sequence[Receipt]]]) -> pa.Table:
+    """The receipts of several groups, at least one, as rows of the table."""
+    in_table: dict[int, list[tuple[Receipts, Receipt]]] = {}
+    for of, receipts in parts:
+        for each in receipts:
+            in_table.setdefault(id(each.messages), []).append((of, each))
+    given, taken = [*chain.from_iterable(in_table.values())], list[pa.Table]()
+    for several in in_table.values():
+        table = several[0][1].messages
+        indexes = np.fromiter(chain.from_iterable(each.indexes for _, each in several), np.int64)
+        # `take` gives up Python's lock, and among hundreds of threads waits long to get it back; `slice` keeps it.
+        taken += [table.slice(n, 1) for n in indexes] if len(indexes) <= _FEW else [table.take(indexes)]
+    messages = pa.concat_tables(taken, promote_options="permissive")  # the types are those that each topic's owner gave
+    outcomes = [each.outcome for _, each in given]
+    columns: dict[str, list[Any]] = {
+        "consumer_group": [of.group for of, _ in given],
+        "topic": [of.topic for of, _ in given],
+        "state": [each.state for each in outcomes],
+        "attempt": [each.attempt for each in outcomes],
+        "round": [each.round for each in outcomes],
+        "due_at": [None if each.due_ms is None else each.due_ms * 1_000 for each in outcomes],
+        "remark": [each.remark for each in outcomes],
+        "instance": [INSTANCE] * len(given),
+        "at": [each.at_ms * 1_000 for each in outcomes],
     }
-    for index in receipt.indexes:
-        yield {**{name: messages[name][index].as_py() for name in messages.column_names}, **own}
-
-
-def rows_of(group: str, topic: str, taken: pa.Table, counts: Sequence[int], outcomes: Sequence[Attempt]) -> pa.Table:
-    """Rows of the table of receipts, of messages with the `RECEIPT_COLUMNS`.
-
-    The first `counts[0]` messages have the first outcome, the next `counts[1]` the second, and so on.
-    """
-    own = pa.table(
-        {
-            "state": pa.array([each.state for each in outcomes], pa.string()),
-            "attempt": pa.array([each.attempt for each in outcomes], pa.int32()),
-            "round": pa.array([each.round for each in outcomes], pa.int32()),
-            "due_at": pa.array([_us(each.due_ms) for each in outcomes], pa.timestamp("us", "UTC")),
-            "remark": pa.array([each.remark for each in outcomes], pa.string()),
-            "at": pa.array([_us(each.at_ms) for each in outcomes], pa.timestamp("us", "UTC")),
-        }
-    ).take(np.repeat(np.arange(len(counts)), counts))
-    names = {"consumer_group": group, "topic": topic, "instance": INSTANCE}
-    same = {name: pa.repeat(pa.scalar(text, pa.string()), taken.num_rows) for name, text in names.items()}
-    columns = [
-        same[name] if name in same else (own if name in own.column_names else taken)[name] for name in SCHEMA.names
-    ]
-    return pa.table(columns, names=SCHEMA.names).cast(SCHEMA)
+    own = pa.table({name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()})
+    own = own.take(np.repeat(np.arange(len(given)), [len(each.indexes) for _, each in given]))
+    found = [(own if name in columns else messages)[name] for name in SCHEMA.names]
+    return pa.table(found, names=SCHEMA.names).cast(SCHEMA).combine_chunks()
 
 
 def _last_of_each(rows: pads.Scanner, *, and_done: bool) -> list[dict[str, Any]]:
@@ -326,21 +300,3 @@ def _last_of_each(rows: pads.Scanner, *, and_done: bool) -> list[dict[str, Any]]
 
 def _rank(row: dict[str, Any]) -> tuple[int, int, int]:
     return row["round"], row["attempt"], STATES.index(row["state"])
-
-
-def _us(ms: int | None) -> int | None:
-    return None if ms is None else ms * 1_000
-
-
-def _taken(receipts: Sequence[Receipt]) -> tuple[pa.Table, list[int]]:
-    """The messages of receipts of one table, and the number of messages of each receipt."""
-    indexes = np.fromiter(chain.from_iterable(each.indexes for each in receipts), np.int64)
-    return receipts[0].messages.take(indexes), [len(each.indexes) for each in receipts]
-
-
-def _by_rows(receipts: Iterable[Receipt]) -> list[list[Receipt]]:
-    """Receipts, grouped by the table that has their messages."""
-    found: dict[int, list[Receipt]] = {}
-    for receipt in receipts:
-        found.setdefault(id(receipt.messages), []).append(receipt)
-    return list(found.values())

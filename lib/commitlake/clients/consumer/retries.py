@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from itertools import count
+from operator import itemgetter
 from typing import Any
 
 from commitlake.clients.consumer.rows import Place, place_of
@@ -12,11 +12,11 @@ from commitlake.clients.consumer.rows import Place, place_of
 Waiting = Mapping[str, Any]
 """A receipt, as a row of the table."""
 NEVER = float("inf")
-_NUMBERS = count()
+_DUE_MS = itemgetter(0)
 
 
 class Retries:
-    """Waiting messages of a queue, by due time. A redelivered message stays in `out` until its receipt is written.
+    """Waiting messages of a queue. A redelivered message stays in `out` until its receipt is written.
 
     A message leaves only with `begin`, when it is handed over, so that one that could not be read is retried. Not
     thread-safe: `Lanes` locks.
@@ -24,9 +24,7 @@ class Retries:
 
     def __init__(self) -> None:
         self.out: set[Place] = set()
-        self._waiting: dict[Place, Waiting] = {}
-        self._due: dict[Place, int] = {}  # without those that `due` returned; a heap entry with another time is old
-        self._heap: list[tuple[int, int, Place]] = []
+        self._waiting: dict[Place, tuple[int, Waiting]] = {}
 
     def __len__(self) -> int:
         """How many messages wait for their next attempt."""
@@ -34,47 +32,37 @@ class Retries:
 
     def replace(self, receipts: Iterable[Waiting]) -> None:
         """Replace the waiting messages by the table's receipts of this queue."""
-        self._waiting, self._due, self._heap = {}, {}, []
-        for row in receipts:
-            if place_of(row) not in self.out:
-                self._wait(row)
+        self._waiting = {place: (_due_ms(row), row) for row in receipts if (place := place_of(row)) not in self.out}
 
     def note(self, receipt: Waiting) -> None:
         """Note a receipt that is in the table now."""
-        self.out.discard(place_of(receipt))
+        place = place_of(receipt)
+        self.out.discard(place)
         if receipt["state"] == "RETRY":
-            self._wait(receipt)
+            self._waiting[place] = _due_ms(receipt), receipt
 
     def due_ms(self) -> float:
         """When the next message is due, ms since epoch, UTC; `NEVER` when none waits."""
-        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else NEVER
+        return min(map(_DUE_MS, self._waiting.values()), default=NEVER)
 
     def due(self, now_ms: int, most: int) -> list[Waiting]:
-        """Receipts of messages that are due; the caller calls `begin` or `put_off` for each."""
-        found: list[Waiting] = []
-        while len(found) < most and self.due_ms() <= now_ms:
-            place = heapq.heappop(self._heap)[2]
-            del self._due[place]
-            found.append(self._waiting[place])
-        return found
+        """Receipts of messages that are due; the caller calls `begin` for each that it hands over."""
+        found = (each for each in self._waiting.values() if each[0] <= now_ms)
+        return [receipt for _, receipt in heapq.nsmallest(most, found, key=_DUE_MS)]
 
     def begin(self, place: Place) -> bool:
         """Note that a message is handed over; False when it waits no more."""
-        self._due.pop(place, None)
         if self._waiting.pop(place, None) is None:
             return False
         self.out.add(place)
         return True
 
     def put_off(self, place: Place, due_ms: int) -> None:
-        """Make a message that was due, and not handed over, due at `due_ms` (ms since epoch, UTC)."""
-        if place in self._waiting and place not in self._due:
-            self._due[place] = due_ms
-            heapq.heappush(self._heap, (due_ms, next(_NUMBERS), place))
+        """Make a message that waits due at `due_ms` (ms since epoch, UTC), or when it was due if that is later."""
+        if place in self._waiting:
+            before_ms, receipt = self._waiting[place]
+            self._waiting[place] = max(before_ms, due_ms), receipt
 
-    def _wait(self, receipt: Waiting) -> None:
-        place, due_ms = place_of(receipt), int(receipt["due_at"].timestamp() * 1_000)
-        self._waiting[place], self._due[place] = receipt, due_ms
-        heapq.heappush(self._heap, (due_ms, next(_NUMBERS), place))
+
+def _due_ms(receipt: Waiting) -> int:
+    return int(receipt["due_at"].timestamp() * 1_000)

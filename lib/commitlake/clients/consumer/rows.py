@@ -28,11 +28,9 @@ class Rows:
     Attributes:
         open: how many of the rows are handed over and not finished.
         of_receipts: `RECEIPT_COLUMNS` of the rows, which a receipt can keep in memory without the bodies.
-        is_moved: whether the rows were copied out of their windows.
     """
 
-    def __init__(self, rows: pa.Table, *, is_moved: bool = False) -> None:
-        self.is_moved = is_moved
+    def __init__(self, rows: pa.Table) -> None:
         self.table = rows.combine_chunks()
         self.keys = keys_of(self.table)
         self.of_receipts = self.table.select(RECEIPT_COLUMNS)

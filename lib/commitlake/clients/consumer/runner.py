@@ -7,16 +7,15 @@ import inspect
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from itertools import count
 from queue import SimpleQueue
 
 from commitlake.clients import tracing
 from commitlake.clients.consumer.arguments import seconds, whole
+from commitlake.clients.consumer.lines import Lines
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.errors import ArgumentError, described
 from commitlake.protocol.durations import Duration
@@ -29,26 +28,11 @@ Handler = Callable[[ReceivedMessage], object]
 PAUSES = ("10s", "30s", "1m", "2m", "3m", "4m", "5m", "6m", "7m", "8m", "9m", "10m", "20m", "30m", "1h", "2h")
 """Pauses before the second attempt, the third, and so on, as in RocketMQ."""
 _LONGEST_REMARK = 500
-_LOOK_S = 0.05
+_LOOK_S, _TURNS_TO_RELEASE = 0.05, 20
 _SAY_S = 0.5
 """Wait after a stop, before the log names the running handlers."""
 _LONG_LINE = 1_000
 """Messages of one key that cause a warning; no more are handed over when 10 000 are open (`subscription.MOST_OPEN`)."""
-
-
-@dataclass(eq=False)
-class Line:
-    """Messages of one key, in order: the first one is in a handler, or waits for its next attempt.
-
-    Attributes:
-        messages: messages of the key.
-        failed: failed attempts of the first one.
-        due_s: when its next attempt may begin, by a monotonic clock; None while a handler has it.
-    """
-
-    messages: deque[ReceivedMessage] = field(default_factory=deque)
-    failed: int = 0
-    due_s: float | None = 0.0
 
 
 class Runner:
@@ -67,15 +51,13 @@ class Runner:
             msg = f"pauses: {pauses!r} is not allowed; give at least one, such as 1s"
             raise ArgumentError(msg)
         self._pauses_s = [seconds("pauses", pause) for pause in pauses]
-        self._handler, self._pauses = handler, tuple(pauses)
         self._threads, self._most = whole("threads", threads), whole("max_attempts", max_attempts)
-        self._ordered, self._stop = ordered, stop
-        self._lines: dict[Hashable, Line] = {}
-        self._lock = threading.Lock()
+        self._handler, self._ordered, self._stop = handler, ordered, stop
+        self._lines = Lines()
         self._room = threading.Semaphore(2 * threads)
         self._failure: BaseException | None = None
         self._at_work: set[ReceivedMessage] = set()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Hashable, ReceivedMessage] | None] = SimpleQueue()
         self._is_over = threading.Event()
         self._crowd = ThrottledWarning(log)
 
@@ -107,9 +89,9 @@ class Runner:
             raise self._failure
 
     def _serve(self) -> None:
-        while (call := self._work.get()) is not None:
+        while (taken := self._work.get()) is not None:
             try:
-                call()
+                self._work_on(*taken)
             except BaseException as error:
                 self._fail(error)
             finally:
@@ -118,28 +100,20 @@ class Runner:
     def _hand_over(self, messages: Iterable[ReceivedMessage]) -> None:
         try:
             for message in messages:
-                self._accept(message)
-            self._wait_for_lines()
+                key = _key(message) if self._ordered else None
+                if key is None or self._lines.join(key, message):
+                    self._begin(key, message)
+            while self._lines.is_busy() and not self._stop.is_set():  # what waits for longer is redelivered later
+                time.sleep(_LOOK_S)
         except Exception as error:  # raised when the running calls have returned
             self._fail(error)
 
-    def _accept(self, message: ReceivedMessage) -> None:
-        key = _key(message) if self._ordered else None
-        if key is None:
-            if self._has_room():
-                self._work.put(partial(self._work_alone, message))
-            return
-        with self._lock:
-            line = self._lines.setdefault(key, Line())
-            line.messages.append(message)
-        self._begin(key, line)
-
-    def _has_room(self) -> bool:
-        """Wait for a free place, and take it; False when `stop` is set first."""
-        while not self._room.acquire(timeout=_LOOK_S):
-            if self._stop.is_set():
-                return False
-        return True
+    def _begin(self, key: Hashable, message: ReceivedMessage) -> None:
+        """Queue a message for the threads, once one of the places is free; not after a stop."""
+        while not self._stop.is_set():
+            if self._room.acquire(timeout=_LOOK_S):
+                self._work.put((key, message))
+                return
 
     def _wait_for_calls(self) -> None:
         """Wait until all places are free again; after a stop, log which handlers still run."""
@@ -157,43 +131,23 @@ class Runner:
         first, *others = [*map(repr, list(self._at_work))] or ["no message"]
         return f"{first} and {len(others)} more" if others else first
 
-    def _begin(self, key: Hashable, line: Line) -> None:
-        """Queue the first message of a line, if no handler has it and it is due."""
-        with self._lock:
-            if line.due_s is None or line.due_s > time.monotonic() or not line.messages:
-                return
-            line.due_s = None
-        if self._has_room():
-            self._work.put(partial(self._work_in_line, key, line))
+    def _work_on(self, key: Hashable, message: ReceivedMessage | None) -> None:
+        """Handle a message, and those behind it in its line.
 
-    def _work_alone(self, message: ReceivedMessage) -> None:
-        remark = None if self._stop.is_set() else self._call(message)
-        if remark is not None:
-            message.retry(self._pauses[min(message.attempt, len(self._pauses)) - 1], self._most, remark)
-
-    def _work_in_line(self, key: Hashable, line: Line) -> None:
-        while not self._stop.is_set() and self._work_on_first(key, line):
-            pass
-
-    def _work_on_first(self, key: Hashable, line: Line) -> bool:
-        """Handle the first message of a line; False when the line is empty or its first message waits for a retry.
-
-        A message that waits for a retry stays open, and so do all behind it: another instance gets them in order, too.
+        One that fails in a line stays open, and so do all behind it: another instance gets them in order, too.
         """
-        message = line.messages[0]
-        remark = self._call(message)
-        if remark is not None:
-            line.failed += 1
-            if line.failed < self._most:
-                line.due_s = time.monotonic() + self._pauses_s[min(line.failed, len(self._pauses_s)) - 1]
-                return False
-            message.retry(self._pauses[0], 1, remark)  # a dead letter
-        with self._lock:
-            line.messages.popleft()
-            line.failed = 0
-            if not line.messages:
-                del self._lines[key]
-            return bool(line.messages)
+        while message is not None and not self._stop.is_set():
+            remark = self._call(message)
+            failed = message.attempt if key is None else self._lines.failed(key) + 1
+            pause_s = self._pauses_s[min(failed, len(self._pauses_s)) - 1]
+            if remark is not None and key is None:
+                message.retry(pause_s, self._most, remark)
+            elif remark is not None and failed < self._most:
+                self._lines.pause(key, pause_s)
+                return
+            elif remark is not None:
+                message.retry(max_attempts=1, remark=remark)  # a dead letter
+            message = None if key is None else self._lines.passed(key)
 
     def _call(self, message: ReceivedMessage) -> str | None:
         """Call the handler; None when the message is finished, else the reason for a retry."""
@@ -218,47 +172,20 @@ class Runner:
         self._stop.set()
 
     def _look_again(self) -> None:
-        """Queue messages whose retry is due, and release lines whose queue goes to another instance."""
+        """Queue messages of lines whose retry is due, and release those whose queue goes to another instance."""
         try:
-            while not self._is_over.wait(_LOOK_S):
-                with self._lock:
-                    lines = list(self._lines.items())
-                for key, line in lines:
-                    self._warn_of(line)
-                    if line.due_s is None or not self._is_released(key, line):
-                        self._begin(key, line)
+            for turn in count():
+                if self._is_over.wait(_LOOK_S):
+                    return
+                if turn % _TURNS_TO_RELEASE == 0:
+                    self._lines.release()
+                for key, message in self._lines.due():
+                    self._begin(key, message)
+                for line in self._lines.stuck(_LONG_LINE):
+                    text = "%d messages wait behind %r, which failed %d times; other keys may stall too"
+                    self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
         except BaseException as error:
             self._fail(error)
-
-    def _warn_of(self, line: Line) -> None:
-        if line.failed and len(line.messages) > _LONG_LINE:
-            text = "%d messages wait behind %r, which failed %d times; other keys may stall too"
-            self._crowd.say(text, len(line.messages) - 1, line.messages[0], line.failed)
-
-    def _is_released(self, key: Hashable, line: Line) -> bool:
-        """Release the messages of a line whose queue goes to another instance; True when no message is left.
-
-        Messages of one text in `keys` are in several queues; those in queues that stay continue here.
-        """
-        with self._lock:
-            if line.due_s is None or not line.messages or not line.messages[0].release():
-                return False
-            line.messages.popleft()
-            line.messages = deque(each for each in line.messages if not each.release())
-            line.failed, line.due_s = 0, 0.0
-            if not line.messages:
-                self._lines.pop(key, None)
-            return not line.messages
-
-    def _wait_for_lines(self) -> None:
-        """After the last message, wait until no line is in a handler or due; waiting messages are redelivered later."""
-        while not self._stop.is_set():
-            with self._lock:
-                lines = list(self._lines.values())
-                now = time.monotonic()
-                if not any(line.due_s is None or line.due_s <= now for line in lines):
-                    return
-            time.sleep(_LOOK_S)
 
 
 def _key(message: ReceivedMessage) -> Hashable:

@@ -9,8 +9,8 @@ from pyspark.sql import functions as F
 
 from commitlake import config as configuration
 from commitlake.clients.consumer import missing
-from commitlake.clients.consumer import receipts as receipt_table
 from commitlake.clients.consumer.arguments import Tags, checked_group, tags_of
+from commitlake.clients.consumer.receipts import Attempt, Receipt, Receipts, table_of
 from commitlake.clients.consumer.rows import RECEIPT_COLUMNS
 from commitlake.clients.renamed import warn_user
 from commitlake.errors import ArgumentError, NoTableError
@@ -98,8 +98,8 @@ class SparkReceipts:
     A repeated micro-batch writes its receipts again, which changes no answer.
     """
 
-    def __init__(self, receipts: receipt_table.Receipts, group: str, topic: str) -> None:
-        self._receipts, self._group, self._topic = receipts, group, topic
+    def __init__(self, receipts: Receipts) -> None:
+        self._receipts = receipts
 
     def done(self, messages: DataFrame, remark: str | None = None) -> None:
         """Note that the group has finished its work on these rows of the topic. The bodies stay in Spark."""
@@ -112,9 +112,8 @@ class SparkReceipts:
     def _write(self, messages: DataFrame, state: str, remark: str | None) -> None:
         taken = messages.select(*RECEIPT_COLUMNS).toArrow()
         if taken.num_rows:
-            now = now_ms()
-            one = receipt_table.Attempt(state, 1, 0, None, remark, now)
-            self._receipts.append(receipt_table.rows_of(self._group, self._topic, taken, [taken.num_rows], [one]))
+            one = Receipt(taken, range(taken.num_rows), Attempt(state, 1, 0, None, remark, now_ms()))
+            self._receipts.append(table_of([(self._receipts, [one])]))
 
 
 def receipts(conf: Conf, topic: str, *former: str, group: str = "", storage_options: Options = None) -> SparkReceipts:
@@ -137,4 +136,4 @@ def receipts(conf: Conf, topic: str, *former: str, group: str = "", storage_opti
         warn_user("write commitlake.receipts(conf, topic, group=...) now", DeprecationWarning)
         conf, (group, topic) = topic, former
     place, name = f"{configuration.of(conf).receipts_place}/receipts", checked_group(group)
-    return SparkReceipts(receipt_table.Receipts(place, name, topic, storage_options), name, topic)
+    return SparkReceipts(Receipts(place, name, topic, storage_options))

@@ -54,14 +54,13 @@ _PUT_OFF_MS = 2_000
 
 
 class ReadOptions(NamedTuple):
-    """How a topic is read: from its table in the warehouse of `conf`, with the consumers' tables at `receipts_at`.
+    """How a topic is read: the tables of the topic and of the consumers are where `conf` says.
 
     A new group begins at `start_ms`, ms since epoch, UTC; 0 for the first message, None for the newest. Others take the
     queues after `lease_s` without a sign of life.
     """
 
     conf: Config
-    receipts_at: str
     group: str
     wanted: Filter
     start_ms: int | None
@@ -110,17 +109,17 @@ class Subscription:
         self._trouble.end()
         if not plan.follow and not table.queues():
             log.warning("%s", missing.no_row(table.place))
-        group = Group(plan.receipts_at, plan.group, self.topic, plan.options)
+        place = plan.conf.receipts_place
+        group = Group(place, plan.group, self.topic, plan.options)
         first = {"table": table.id, **(group.read() or self._first_state(table))}
         group.refuse_other_table(first, table.id)
-        kept = Receipts(f"{plan.receipts_at}/receipts", plan.group, self.topic, plan.options)
+        kept = Receipts(f"{place}/receipts", plan.group, self.topic, plan.options)
         name = f"{INSTANCE}-{uuid.uuid4().hex[:8]}"
-        lanes = Lanes(self._stop.wake)
-        retention_ms = plan.conf.receipts_retention_ms
-        member = GroupMember(group, kept, name, plan.lease_s, first, table.queues(), lanes, plan.follow, retention_ms)
+        own = first, table.queues(), Lanes(self._stop.wake)
+        self._member = GroupMember(group, kept, name, plan.lease_s, *own, plan.follow, plan.conf.receipts_retention_ms)
         self._clerk = clerk(kept.appender)
-        self._clerk.add(member)
-        self._member, self._outcomes = member, Outcomes(plan.group, self.topic, member)
+        self._clerk.add(self._member)
+        self._outcomes = Outcomes(plan.group, self.topic, self._member)
         return True
 
     def begin(self) -> None:
@@ -193,18 +192,18 @@ class Subscription:
                 return
             handed = InFlight(lanes[queue], Chosen(rows, (row,)), round=lanes[queue].round)
             if member.lanes.hand_over(handed):
-                yield ReceivedMessage(self._outcomes, handed)
+                yield ReceivedMessage(self._outcomes, (handed,))
             if member.lanes.due_ms < NEVER and self.is_due():
                 yield from self._messages_again()
         self._pass(window, lanes)
 
     def batches(self) -> Iterator[MessageBatch]:
         """The same messages as Arrow tables."""
-        for rows, found in self._again():
-            for _, same in groupby(found, lambda part: (part.attempt, part.round)):
-                parts = [part for part in same if self._hand_again(part)]
-                if parts:
-                    yield self._batch(parts, rows.table.take([part.chosen.indexes[0] for part in parts]))
+        for _, same in groupby(self._again(), lambda part: (part.attempt, part.round)):
+            parts = [part for part in same if self._hand_again(part)]
+            if parts:
+                rows = parts[0].chosen.rows
+                yield self._batch(parts, rows.table.take([part.chosen.indexes[0] for part in parts]))
         self._wait_for_room()
         window = self._next_window()
         if window is None or self._stop.is_set():
@@ -228,9 +227,7 @@ class Subscription:
         return self._member
 
     def _first_state(self, topic: Topic) -> dict[str, Any]:
-        if self._plan.start_ms == 0:
-            return {"members": {}, "queues": {}}
-        ends = topic.ends(self._plan.start_ms)
+        ends = {} if self._plan.start_ms == 0 else topic.ends(self._plan.start_ms)
         return {"members": {}, "queues": {str(q): {"owner": None, "cursor": c.to_json()} for q, c in ends.items()}}
 
     def _batch(self, handed: list[InFlight], table: pa.Table) -> MessageBatch:
@@ -308,9 +305,9 @@ class Subscription:
             self._joined.lanes.pass_window(lanes[queue], end)
 
     def _messages_again(self) -> Iterator[ReceivedMessage]:
-        for each in (each for _, found in self._again() for each in found):
+        for each in self._again():
             if self._hand_again(each):
-                yield ReceivedMessage(self._outcomes, each)
+                yield ReceivedMessage(self._outcomes, (each,))
 
     def _hand_again(self, handed: InFlight) -> bool:
         """Note the redelivery of a message, right before the caller gets it; False when the message keeps waiting."""
@@ -318,42 +315,34 @@ class Subscription:
             return False
         return self._joined.lanes.hand_over(handed, is_retry=True)
 
-    def _again(self) -> Iterator[tuple[Rows, list[InFlight]]]:
-        """Messages whose next attempt is due, table by table; the caller passes each to `_hand_again`.
+    def _again(self) -> list[InFlight]:
+        """Messages whose next attempt is due; the caller passes each to `_hand_again`.
 
         The wait for room comes first: in the middle of a batch it would wait for messages that nobody has yet.
         """
         topic, lanes = self._table, self._joined.lanes
         if topic is None or not self.is_due():
-            return
+            return []
         self._wait_for_room()
-        if self._stop.is_set():
-            return
         due = {position_of(place_of(row)): (lane, row) for lane, row in lanes.due(now_ms(), _AGAIN_MOST)}
-        pauses_ms = dict.fromkeys(due, _PUT_OFF_MS)
-        try:
-            for table in self._find(topic, [row for _, row in due.values()]) if due else ():
-                rows, found = Rows(table), list[InFlight]()
-                for row, text in enumerate(map(str, place_texts(rows.table))):
-                    lane, receipt = due[text]
-                    pauses_ms[text] = 0
-                    found.append(InFlight(lane, Chosen(rows, (row,)), receipt["attempt"] + 1, receipt["round"]))
-                yield rows, found
-        finally:  # put off what was not handed over: rows that could not be read by 2 s, all others by 0
-            for text, (lane, receipt) in due.items():
-                lanes.put_off(lane, place_of(receipt), now_ms() + pauses_ms[text])
+        if self._stop.is_set() or not due:
+            return []
+        rows, found = Rows(self._find(topic, [row for _, row in due.values()])), list[InFlight]()
+        texts = place_texts(rows.table).tolist()
+        for row, text in enumerate(texts):
+            lane, receipt = due[text]
+            found.append(InFlight(lane, Chosen(rows, (row,)), receipt["attempt"] + 1, receipt["round"]))
+        lanes.put_off([due[text] for text in due.keys() - set(texts)], now_ms() + _PUT_OFF_MS)
+        return found
 
-    def _find(self, topic: Topic, due: list[Waiting]) -> list[pa.Table]:
+    def _find(self, topic: Topic, due: list[Waiting]) -> pa.Table:
         """Rows of messages; if the snapshot lacks some, from the newest version."""
 
-        def find() -> list[pa.Table]:
-            found = [topic.find(due)]
-            if found[0].num_rows < len(due) and topic.refresh():
-                found = [topic.find(due)]
-            return found
+        def find() -> pa.Table:
+            found = topic.find(due)
+            return topic.find(due) if found.num_rows < len(due) and topic.refresh() else found
 
-        tables: list[pa.Table] = self._read(find, [], self._again_trouble)
-        return tables
+        return self._read(find, topic.schema.empty_table(), self._again_trouble)
 
     def _wait_for_room(self) -> None:
         """Wait while too much is open, or while this instance can't tell whether it still owns its queues.

@@ -298,12 +298,13 @@ class Topic:
     def _behind(self, files: Sequence[int], cursors: Mapping[int, Cursor], looked: dict[int, Part]) -> list[Part]:
         """The rows of files behind the cursors. Rows of small files are loaded while `WINDOW_BYTES` has room.
 
-        The first look ends when the room is used up. Later looks take all files, and load only keys of the others.
+        The first call stops where the room ends. Later calls go on without room, and load keys alone: no row could be
+        handed over before more files are known.
 
         Args:
             files: numbers of the files, in order.
             cursors: cursors by queue.
-            looked: parts of the files that were looked at before; those of this look are added.
+            looked: parts of files, from the calls before; this call adds its own.
         """
         left = WINDOW_BYTES - sum(part.table.nbytes for part in looked.values())
         is_first = not looked

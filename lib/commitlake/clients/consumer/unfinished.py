@@ -16,7 +16,7 @@ from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
 from commitlake.reading.catalog import location
-from commitlake.reading.table import Options, Snapshot
+from commitlake.reading.table import Snapshot
 
 _COLUMNS = ("visible_at", "message_id", "transaction_id", "tags", "keys", "properties", *PLACE_COLUMNS)
 _NEWEST = f"""
@@ -32,7 +32,8 @@ SELECT m.visible_at, m.message_id, m.transaction_id, m.tags, m.keys, m.propertie
 FROM messages m LEFT JOIN newest n ON m.source = n.source AND m.source_queue = n.source_queue
     AND m.source_offset = n.source_offset AND m.source_index = n.source_index
     AND (NOT m.is_behind OR n.it.round >= $first_round)
-WHERE (it.state <> 'DONE' OR (it IS NULL AND is_behind)) AND """
+WHERE it.state <> 'DONE' OR (it IS NULL AND is_behind)
+"""
 _ORDERED = ("queue_id", "batch_id")
 _BEHIND = pa.field("is_behind", pa.bool_())
 _ORDER = [("visible_at", "ascending"), ("position", "ascending")]
@@ -47,7 +48,6 @@ def unfinished(
     tags: Tags | None = None,
     where: str | None = None,
     limit: int | None = None,
-    options: Options = None,
 ) -> pa.Table:
     """Messages that a group has not done, the oldest first, whether or not a consumer of the group runs.
 
@@ -64,15 +64,18 @@ def unfinished(
         WarehouseError: the topic can't be read.
     """
     wanted = Filter(tags, where)
-    table = Topic(*location(conf, f"topics/{topic}", options))
-    state = kept_state(conf.receipts_place, group, topic, options)
+    table = Topic(*location(conf, f"topics/{topic}"))
+    state = kept_state(conf.receipts_place, group, topic)
     refuse_other_table(state, table.id, group, topic)
     cursors = None if state is None else assignment.cursors(state)
-    receipts = _receipts(conf, group, topic, options)
-    offsets = _open_offsets(conf, group, topic, options) if receipts is not None else []
+    receipts, offsets = _receipts(conf, group, topic), list[int]()
+    if receipts is not None:  # what waits for its next attempt, and dead letters: the group has passed them
+        kept = kept_receipts(conf.receipts_place, group, topic)
+        offsets = [row["source_offset"] for row in (*kept.waiting(), *kept.dead())]
     columns = tuple(dict.fromkeys(_COLUMNS + wanted.columns(table.schema.names)))
     parts = table.unfinished(cursors, offsets, columns, _ALL if limit is None else 1)
     schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(columns + _ORDERED)), _BEHIND])
+    wanted.keep(schema.empty_table())  # a condition that fails is told as such, and not as a broken stream
     with duckdb.connect(":memory:") as db:
         db.execute("SET TimeZone = 'UTC'")
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
@@ -80,9 +83,9 @@ def unfinished(
         params = {"first_round": assignment.first_rounds(state)[-1]}
         found: list[pa.Table] = []
         for rows, later in [*parts] or [(iter(()), None)]:
-            db.register("messages", pa.RecordBatchReader.from_batches(schema, rows))
-            with wanted.asked():
-                found.append(db.sql(f"{_SQL}{wanted.condition()}", params=params).to_arrow_table())
+            fitting = (each for batch in rows for each in wanted.keep(pa.Table.from_batches([batch])).to_batches())
+            db.register("messages", pa.RecordBatchReader.from_batches(schema, fitting))
+            found.append(db.sql(_SQL, params=params).to_arrow_table())
             found = [pa.concat_tables(found).sort_by(_ORDER).slice(0, _ALL if limit is None else limit)]
             if (
                 later is not None
@@ -94,24 +97,18 @@ def unfinished(
         return found[0]
 
 
-def is_known(conf: Config, topic: str, group: str, options: Options = None) -> bool:
+def is_known(conf: Config, topic: str, group: str) -> bool:
     """Whether a group has read a topic, with `consume` or with Spark."""
-    receipts = _receipts(conf, group, topic, options)
+    receipts = _receipts(conf, group, topic)
     has_receipts = receipts is not None and any(batch.num_rows for batch in receipts)
-    return has_receipts or kept_state(conf.receipts_place, group, topic, options) is not None
+    return has_receipts or kept_state(conf.receipts_place, group, topic) is not None
 
 
-def _receipts(conf: Config, group: str, topic: str, options: Options) -> pads.Scanner | None:
+def _receipts(conf: Config, group: str, topic: str) -> pads.Scanner | None:
     """Receipts of the group for the topic; None if there is no table of receipts."""
     try:
-        table = Snapshot(f"{conf.receipts_place}/receipts", options).dataset()
+        table = Snapshot(f"{conf.receipts_place}/receipts").dataset()
     except WarehouseError:
         return None
     mine = (pads.field("consumer_group") == group) & (pads.field("topic") == topic)
     return table.scanner(columns=[*PLACE_COLUMNS, "round", "attempt", "state", "remark"], filter=mine).to_reader()
-
-
-def _open_offsets(conf: Config, group: str, topic: str, options: Options) -> list[int]:
-    """source_offsets of messages that wait for their next attempt, and of dead letters: the group has passed them."""
-    receipts = kept_receipts(conf.receipts_place, group, topic, options)
-    return [row["source_offset"] for row in (*receipts.waiting(), *receipts.dead())]

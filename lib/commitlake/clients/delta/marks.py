@@ -14,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from commitlake.errors import WarehouseError
-from commitlake.reading.table import Options, delta_table
+from commitlake.reading.table import delta_table
 
 WRITTEN, FENCED = 1, 2
 PREFIX = "commitlake-tx-"
@@ -28,34 +28,25 @@ def new_id() -> str:
     return f"{PREFIX}{uuid.uuid4().hex.upper()}"
 
 
-def mark(place: str, transaction_id: str, options: Options = None) -> int | None:
+def mark(place: str, transaction_id: str) -> int | None:
     """The mark of a transaction: `WRITTEN`, `FENCED`, or None when the table has neither.
 
     Raises:
         WarehouseError: the table can't be read.
     """
-    return _mark(delta_table(place, options), transaction_id)
+    return _mark(delta_table(place), transaction_id)
 
 
-def fence(place: str, transaction_id: str, options: Options = None) -> int:
+def fence(place: str, transaction_id: str) -> int:
     """Prevent any later rows of a transaction; return `FENCED`, or `WRITTEN` if its rows are there already.
 
     Raises:
         WarehouseError: the table can't be read or written.
     """
-    return (
-        FENCED if put(place, [transaction_id], FENCED, options=options) else mark(place, transaction_id, options) or 0
-    )
+    return FENCED if put(place, [transaction_id], FENCED) else mark(place, transaction_id) or 0
 
 
-def put(
-    place: str,
-    transaction_ids: Sequence[str],
-    version: int,
-    *,
-    after: tuple[str, int] | None = None,
-    options: Options = None,
-) -> bool:
+def put(place: str, transaction_ids: Sequence[str], version: int, *, after: tuple[str, int] | None = None) -> bool:
     """Write `WRITTEN` or `FENCED` for several transactions in one commit, unless one of them has a mark.
 
     `after` is a sink and its new micro-batch, which the same commit notes; the sink's last one must be lower.
@@ -66,7 +57,7 @@ def put(
     Raises:
         WarehouseError: the table can't be read or written.
     """
-    table = delta_table(place, options)
+    table = delta_table(place)
     written = [Transaction(each, version) for each in transaction_ids]
     if after is not None:
         written.append(Transaction(_SINK + after[0], after[1]))
@@ -97,13 +88,13 @@ def _has_grown(table: DeltaTable) -> bool:
     return bool(table.version() > before)
 
 
-def reached(place: str, sink: str, options: Options = None) -> int:
+def reached(place: str, sink: str) -> int:
     """The newest micro-batch of a sink; -1 without one.
 
     Raises:
         WarehouseError: the table can't be read.
     """
-    return _reached(delta_table(place, options), sink)
+    return _reached(delta_table(place), sink)
 
 
 def _reached(table: DeltaTable, sink: str) -> int:
@@ -116,9 +107,7 @@ def _mark(table: DeltaTable, name: str) -> int | None:
     return None if found is None else int(found)
 
 
-def decision(
-    places: Sequence[str], transaction_id: str, is_over: bool, options: Options = None, *, only_looks: bool = False
-) -> str | None:
+def decision(places: Sequence[str], transaction_id: str, is_over: bool, *, only_looks: bool = False) -> str | None:
     """COMMIT when all tables have a transaction's rows, ROLLBACK when one never will, None while that is open.
 
     An answer is final: marks do not go away. If the time `is_over`, tables that have no rows of it yet are fenced,
@@ -128,9 +117,9 @@ def decision(
     Raises:
         WarehouseError: a table can't be read or written.
     """
-    found = [mark(place, transaction_id, options) for place in places]
+    found = [mark(place, transaction_id) for place in places]
     if (is_over or FENCED in found) and transaction_id.startswith(PREFIX) and not only_looks:
-        found = [fence(place, transaction_id, options) for place in places]
+        found = [fence(place, transaction_id) for place in places]
     if None in found and FENCED not in found:
         return None
     return "COMMIT" if set(found) == {WRITTEN} else "ROLLBACK"

@@ -53,7 +53,7 @@ class Checks:
 
     def join(self, session: Session, group: str) -> None:
         """Send checks of the group to this producer, too; does nothing when it gets them already."""
-        if session.gone.done() or session in self._members(group):
+        if session.gone.done() or (group in self._groups and session in self._groups[group].sessions):
             return
         if session.groups >= MOST_OF_SESSION:
             self._crowd.say("checks of %.100s are not asked of a client with %d groups already", group, MOST_OF_SESSION)
@@ -62,7 +62,8 @@ class Checks:
             if len(self._groups) >= _MOST_GROUPS:
                 self._crowd.say("checks of %.100s are not answered here, among %d groups already", group, _MOST_GROUPS)
                 return
-            reader = self._reader(group)
+            executor = LoopExecutor(asyncio.get_running_loop(), ASKED)
+            reader = CheckAnswerer(self._link, group, self._answer, executor, self._answer_s)
             try:
                 reader.start()
             except RuntimeError as error:  # no thread; the producer's call has succeeded, and its next call tries again
@@ -90,10 +91,6 @@ class Checks:
         """Wait until the readers have ended whose groups have no producer any more."""
         if self._stopping:
             await asyncio.wait(self._stopping)
-
-    def _reader(self, group: str) -> CheckAnswerer:
-        executor = LoopExecutor(asyncio.get_running_loop(), ASKED)
-        return CheckAnswerer(self._link, group, self._answer, executor, self._answer_s)
 
     def _stop(self, group: _Group) -> None:
         stop = partial(group.reader.stop, time.monotonic() + _STOP_S)
@@ -127,9 +124,6 @@ class Checks:
         if not answer.done() and any(session.has_checker for session in silent):
             return await self._say_unknown(check)
         return None
-
-    def _members(self, group: str) -> dict[Session, None]:
-        return self._groups[group].sessions if group in self._groups else {}
 
     def _next(self, check: CheckRecord, passed: Sequence[Session]) -> Session | None:
         group = self._groups.get(check.producer_group)

@@ -88,7 +88,7 @@ class Consumers:
         taken = []
         for message in messages:
             handle = self._deliveries.begin(message, reader, caller, duration_s)
-            attempt = reader.lines.attempt(message)
+            attempt = reader.attempt(message)
             try:
                 taken.append(received(message, request.message_queue.topic, handle, attempt, duration_s))
             except Exception as error:  # one bad record must not hold up the others
@@ -172,7 +172,7 @@ class Consumers:
         if not found.message.finished:
             msg = f"{found.message!r} can't be finished any more, since the group's tables fail; it comes again"
             raise GatewayRefusal(msg, "INVALID_RECEIPT_HANDLE")
-        found.reader.lines.passed(found.message)
+        found.reader.passed(found.message)
 
     async def _slow_down(self, error: GatewayRefusal, client: str, wait_s: float) -> None:
         """Let a client wait that asks for too much: it may ask again without end, and others would have no time."""
@@ -229,7 +229,7 @@ class Consumers:
             raise GatewayRefusal(str(error), "UNSUPPORTED") from error
 
     async def _look_after(self) -> None:
-        """Each second, give up messages of queues that go to other instances, and readers that no client uses."""
+        """Each second: messages of queues that go to other instances, pauses that are over, readers nobody uses."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self._end_idle()
@@ -237,6 +237,7 @@ class Consumers:
     def _end_idle(self) -> None:  # apart, so that the task refers to no reader while it sleeps
         for what, reader in list(self._readers.items()):
             reader.release()
+            reader.resume()
             if reader.is_over or reader.is_idle(IDLE_S):
                 self._end(what)
 

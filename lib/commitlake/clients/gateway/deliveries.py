@@ -107,8 +107,8 @@ class Deliveries:
         """
         found = self.end(handle, topic, group, caller)
         if found.is_renewed:
-            pause = PAUSES[min(found.reader.lines.attempt(found.message), len(PAUSES)) - 1]
-            found.reader.lines.retry(found.message, invisible_s or seconds("pauses", pause), MOST_ATTEMPTS, _FAILED)
+            pause = PAUSES[min(found.reader.attempt(found.message), len(PAUSES)) - 1]
+            found.reader.retry(found.message, invisible_s or seconds("pauses", pause), MOST_ATTEMPTS, _FAILED)
             return handle
         return self.begin(found.message, found.reader, caller, max(invisible_s, AT_ONCE_S))
 
@@ -155,7 +155,7 @@ class Deliveries:
         """
         now = asyncio.get_running_loop().time()
         for handle, each in list(self._open.items()):
-            if each.reader is reader and reader.lines.key(each.message) is None:
+            if each.reader is reader and reader.line(each.message) is None:
                 left_s = max(AT_ONCE_S, min(each.until - now, RENEW_S if each.is_renewed else LONGEST_S))
                 self._close(handle).message.retry(left_s, each.message.attempt + 1, _STOPPED)
 
@@ -174,7 +174,7 @@ class Deliveries:
 
     def _retry(self, handle: str, after_s: float, remark: str) -> None:
         found = self._close(handle)
-        found.reader.lines.retry(found.message, after_s, MOST_ATTEMPTS, remark)
+        found.reader.retry(found.message, after_s, MOST_ATTEMPTS, remark)
 
     def _expire(self, handle: str) -> None:
         """Redeliver a message if its duration is over or its client is gone; otherwise look again later."""

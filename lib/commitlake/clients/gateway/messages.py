@@ -137,18 +137,22 @@ class TransactionHandle:
         )
 
 
+def sent_back(message_id: str, kind: int, body: bytes, tags: str | None, keys: str | None, attempt: int) -> Proto:
+    """The properties of a message that goes to a client; `kind` is RocketMQ's type of message."""
+    return definitions.SystemProperties(
+        message_id=message_id,
+        message_type=kind,
+        body_encoding=definitions.IDENTITY,
+        body_digest=definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(body).hexdigest().upper()),
+        tag=tags,
+        keys=(keys or "").split(),
+        delivery_attempt=attempt,
+    )
+
+
 def check_command(check: CheckRecord, topic: Proto) -> Proto:
     """The command that asks a producer about one of its transactions; `topic` is as the producer names it."""
-    body = definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(check.body).hexdigest().upper())
-    own = definitions.SystemProperties(
-        message_id=check.msg_id,
-        message_type=definitions.TRANSACTION,
-        body_encoding=definitions.IDENTITY,
-        body_digest=body,
-        tag=check.tags,
-        keys=(check.keys or "").split(),
-        delivery_attempt=check.check_times,
-    )
+    own = sent_back(check.msg_id, definitions.TRANSACTION, check.body, check.tags, check.keys, check.check_times)
     own.born_timestamp.FromMilliseconds(check.born_timestamp or 0)
     own.store_timestamp.FromMilliseconds(check.stored_timestamp or 0)
     message = definitions.Message(

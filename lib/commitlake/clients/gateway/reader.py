@@ -8,10 +8,11 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from commitlake.clients.consumer import subscription
 from commitlake.clients.consumer.consume import Consumer
+from commitlake.clients.consumer.lines import Lines
 from commitlake.clients.consumer.message import ReceivedMessage
 
 AHEAD = 64
@@ -23,94 +24,16 @@ _TURNS = threading.Semaphore(2)
 """Readers that join their group at a time: dozens at once would leave the event loop no time for other calls."""
 
 
-class Lines:
-    """The message groups of a FIFO consumer group: each a line of messages, of which only the first one is given out.
-
-    A message without a group, or of a consumer group that is not FIFO, is in no line. The first one of a line gets no
-    receipt for its retry, since another gateway would then begin behind it. So its pause and its attempts are in memory
-    only, and restart in another gateway.
-
-    `give` hands a message to the next client that asks.
-    """
-
-    def __init__(self, is_fifo: bool, give: Callable[[ReceivedMessage], None]) -> None:
-        self._is_fifo, self._give = is_fifo, give
-        self._behind: dict[bytes, deque[ReceivedMessage]] = {}
-        self._failed: dict[ReceivedMessage, int] = {}
-        self._paused: dict[ReceivedMessage, asyncio.TimerHandle] = {}
-
-    def key(self, message: ReceivedMessage) -> bytes | None:
-        """The line of a message; None without one."""
-        return message.sharding_key if self._is_fifo else None
-
-    def attempt(self, message: ReceivedMessage) -> int:
-        """Number of the delivery to the group, 1 for the first."""
-        return message.attempt + self._failed.get(message, 0)
-
-    def admit(self, message: ReceivedMessage) -> bool:
-        """Whether a new message may be given out now; if not, it waits in its line."""
-        key = self.key(message)
-        if key is None:
-            return True
-        if key in self._behind:
-            self._behind[key].append(message)
-            return False
-        self._behind[key] = deque()
-        return True
-
-    def passed(self, message: ReceivedMessage) -> None:
-        """Give out the next one of a line, once the first one is finished, or another gateway has it.
-
-        A message that could not be finished, since the group's tables fail, comes again: nothing may pass it.
-        """
-        key = self.key(message)
-        if key is None or message.handed.is_open:
-            return
-        self._failed.pop(message, None)
-        if self._behind[key]:
-            self._give(self._behind[key].popleft())
-        else:
-            del self._behind[key]
-
-    def retry(self, message: ReceivedMessage, after_s: float, most: int, remark: str) -> None:
-        """Have a message come again; after `most` attempts it is a dead letter. What is behind it in a line waits."""
-        if self.key(message) is None:
-            message.retry(after_s, most, remark)
-        elif self.attempt(message) < most:
-            self._failed[message] = self._failed.get(message, 0) + 1
-            self._paused[message] = asyncio.get_running_loop().call_later(after_s, self._resume, message)
-        else:
-            message.retry(max_attempts=1, remark=remark)
-            self.passed(message)
-
-    def release(self) -> None:
-        """Give up the messages in lines that no client has and whose queue goes to another gateway."""
-        for key, behind in self._behind.items():
-            self._behind[key] = deque(each for each in behind if not each.release())
-        for message in [each for each in self._paused if each.release()]:
-            self._paused.pop(message).cancel()
-            self.passed(message)
-
-    def close(self) -> None:
-        """Wait for no pause any more: the timers would keep the messages in memory, for 12 h at most."""
-        for timer in self._paused.values():
-            timer.cancel()
-        self._paused.clear()
-
-    def _resume(self, message: ReceivedMessage) -> None:
-        del self._paused[message]
-        self._give(message)
-
-
 class Reader:
     """Reads messages in a thread of its own, and hands each to the client that asks first.
 
     `client` is the id of the client for which the reader was made. The consumer leaves the group when the reader stops.
 
+    If the group `is_fifo`, each message group is a line of messages, of which only the first one is given out.
+
     Attributes:
         group: the consumer group.
         is_over: whether the reader has stopped or failed.
-        lines: the message groups; empty unless `is_fifo`.
         left: done when the consumer has left the group.
         missed: how often clients did not get a message, by its position. Such a message is sent alone, since it may be
             the cause.
@@ -118,7 +41,7 @@ class Reader:
 
     def __init__(self, consumer: Consumer, client: str, is_fifo: bool = False) -> None:
         self.client, self.group, self.is_over = client, consumer.group, False
-        self.lines = Lines(is_fifo, self.put_back)
+        self._lines, self._is_fifo = Lines(), is_fifo
         self.missed: dict[str, int] = {}
         self._held: dict[str, tuple[int, int]] = {}  # by client: number and bytes of the messages that it has
         self._consumer, self._loop = consumer, asyncio.get_running_loop()
@@ -192,13 +115,47 @@ class Reader:
         if self._asking:
             self._messages.put_nowait(None)
 
+    def line(self, message: ReceivedMessage) -> bytes | None:
+        """The message group by which a message is in a line; None for a message that is in none."""
+        return message.sharding_key if self._is_fifo else None
+
+    def attempt(self, message: ReceivedMessage) -> int:
+        """Number of the delivery of a message to the group, 1 for the first."""
+        line = self.line(message)
+        return message.attempt + (0 if line is None else self._lines.failed(line))
+
+    def passed(self, message: ReceivedMessage) -> None:
+        """Give out the next one of a line, once the first one is finished, or another gateway has it.
+
+        A message that could not be finished, since the group's tables fail, comes again: nothing may pass it.
+        """
+        line = self.line(message)
+        if line is not None and not message.handed.is_open and (behind := self._lines.passed(line)) is not None:
+            self.put_back(behind)
+
+    def retry(self, message: ReceivedMessage, after_s: float, most: int, remark: str) -> None:
+        """Have a message come again; after `most` attempts it is a dead letter. What is behind it in a line waits."""
+        line = self.line(message)
+        if line is None:
+            message.retry(after_s, most, remark)
+        elif self.attempt(message) < most:
+            self._lines.pause(line, after_s)
+        else:
+            message.retry(max_attempts=1, remark=remark)
+            self.passed(message)
+
+    def resume(self) -> None:
+        """Give out the first ones of lines whose pause is over."""
+        for _, message in self._lines.due():
+            self.put_back(message)
+
     def release(self) -> None:
         """Give back the messages that no client has and whose queue goes to another instance."""
-        self.lines.release()
+        self._lines.release()
         returned, self._returned = self._returned, deque()
         for each in returned:
             if each.release():
-                self.lines.passed(each)
+                self.passed(each)
             else:
                 self._returned.append(each)
         for _ in range(self._messages.qsize()):
@@ -211,7 +168,6 @@ class Reader:
     def stop(self) -> None:
         """Stop reading, and leave the group soon; unfinished messages are redelivered."""
         self._consumer.stop()
-        self.lines.close()
         self._room.release()
         self._end()
 
@@ -237,7 +193,7 @@ class Reader:
             elif self._returned[0].is_late():
                 return None
             elif (message := self._returned.popleft()).release():
-                self.lines.passed(message)
+                self.passed(message)
             else:
                 return message
         return None
@@ -246,7 +202,8 @@ class Reader:
         """Take over a message of the reading thread; None only wakes a waiting call."""
         if message is not None:
             self._room.release()
-            if self.lines.admit(message):
+            line = self.line(message)
+            if line is None or self._lines.join(line, message):
                 self._returned.append(message)
 
     def _run(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from commitlake.clients.consumer.filters import Filter
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.clients.consumer.runner import PAUSES
 from commitlake.clients.gateway.deliveries import LONGEST_S, MOST_ATTEMPTS
-from commitlake.clients.gateway.messages import topic_name
+from commitlake.clients.gateway.messages import sent_back, topic_name
 from commitlake.clients.gateway.routes import check_topic
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services
 from commitlake.errors import ConsumerError, GatewayRefusal
@@ -144,23 +143,14 @@ def _problem(tags: str | None, where: str | None) -> str | None:
 
 def received(message: ReceivedMessage, topic: Proto, handle: str, attempt: int, duration_s: float | None) -> Proto:
     """A message as its consumer gets it. `duration_s` is its invisible duration; None if the gateway renews it."""
-    body, key = message.body or b"", message.sharding_key
+    body, key = message.body, message.sharding_key
     group = None if key is None else key.decode(errors="replace")
     shown = [*message.properties.items(), (_SHARDING_KEY, group), (TRANSACTION_ID, message.transaction_id)]
     texts = {name: value for name, value in shown if value is not None}  # that of a Kafka header may be None
-    own = definitions.SystemProperties(
-        message_id=message.message_id,
-        message_type=_kind(message),
-        body_encoding=definitions.IDENTITY,
-        body_digest=definitions.Digest(type=definitions.SHA1, checksum=hashlib.sha1(body).hexdigest().upper()),
-        tag=message.tags,
-        keys=(message.keys or "").split(),
-        message_group=group,
-        delivery_attempt=attempt,
-        receipt_handle=handle,
-        queue_id=message.queue_id,
-        queue_offset=message.source_offset,
-    )
+    own = sent_back(message.message_id, _kind(message), body, message.tags, message.keys, attempt)
+    own.receipt_handle, own.queue_id, own.queue_offset = handle, message.queue_id, message.source_offset
+    if group is not None:
+        own.message_group = group
     own.born_timestamp.FromDatetime(message.born_at or message.stored_at)
     own.store_timestamp.FromDatetime(message.stored_at)
     if message.due_at is not None:

@@ -120,7 +120,7 @@ class Entrance:
 
 @asynccontextmanager
 async def opened(
-    settings: Config, entrance: Entrance, engine: str = ENGINES[0], start_ms: int = START_MS, fifo: Sequence[str] = ()
+    settings: Config, entrance: Entrance, engine: str = ENGINES[0], fifo: Sequence[str] = ()
 ) -> AsyncIterator[int]:
     """Connect to Kafka and run a gateway within the `with` block; yields its port.
 
@@ -129,7 +129,7 @@ async def opened(
         SetupError: the engine's package is missing.
         ConfigError: the gateway can't listen on the address.
     """
-    link = KafkaLink(settings.kafka, start_ms, {}, engine)
+    link = KafkaLink(settings.kafka, START_MS, {}, engine)
     await asyncio.to_thread(link.start, SEND_MS)
     try:
         async with listening(link, settings, entrance, fifo) as port:

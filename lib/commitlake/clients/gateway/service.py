@@ -142,7 +142,9 @@ class MessagingService(servicers.MessagingServiceServicer):  # type: ignore[misc
             if not _has_ended(context):  # the last write succeeds even if nobody reads it any more
                 unsent = []
             if taken:
-                yield _delivered_now()
+                delivered = services.ReceiveMessageResponse()
+                delivered.delivery_timestamp.GetCurrentTime()
+                yield delivered
         finally:
             self._consumers.undo(unsent)
 
@@ -234,12 +236,6 @@ def _has_ended(context: Any) -> bool:
     """Whether the client has cancelled the call, or its deadline has passed."""
     left_s = context.time_remaining()
     return bool(context.cancelled()) or (left_s is not None and left_s <= 0)
-
-
-def _delivered_now() -> Proto:
-    response = services.ReceiveMessageResponse()
-    response.delivery_timestamp.GetCurrentTime()
-    return response
 
 
 async def _sent(given: Sequence[Proto], producers: Producers, limits: GatewayConfig) -> Proto:

@@ -70,7 +70,7 @@ def status_of(error: Exception) -> Proto:
 
 @cache
 def _throttle(kind: str) -> Throttle:
-    """That of the log, for each kind of error: a client may call without end while a table can't be read."""
+    """The throttle of the log, for each kind of error: a client may call without end while a table can't be read."""
     return Throttle()
 
 
