@@ -17,10 +17,10 @@ from typing import Any, Self
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.brokers import UnsteadyBroker, paused
 from tests.support.cluster import free_port
 from tests.support.lake import Lake
 from tests.support.order_load import SETTINGS, OrderLoad
-from tests.support.pausing import UnsteadyBroker, paused
 from tests.support.polling import patience, wait_for
 from tests.support.prometheus import prometheus
 from tests.support.running import coordinator

@@ -13,7 +13,7 @@ import psycopg
 from celery import Celery
 from pyspark.sql import SparkSession
 from sqlalchemy import create_engine
-from tests.support import postgres
+from tests.support import databases
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -77,7 +77,7 @@ class Worker:
         wait_for(lambda: self._log.read_text().count(text) >= times, why=self._log.read_text)
 
 
-def items(server: postgres.Server) -> Counter[str]:
+def items(server: databases.Server) -> Counter[str]:
     with psycopg.connect(server.url()) as database:
         return Counter(item for (item,) in database.execute("SELECT item FROM orders"))
 
@@ -90,7 +90,7 @@ def test_tasks_that_fail_once_or_take_too_long_place_and_show_their_orders_once(
     spark: SparkSession, broker: EmbeddedBroker, prefix: str, tmp_path: Path
 ) -> None:
     with (
-        postgres.cluster() as server,
+        databases.cluster() as server,
         Lake(broker.bootstrap_servers, prefix, tmp_path, **SOON) as lake,
         commitlake.start(spark, lake.settings),
     ):

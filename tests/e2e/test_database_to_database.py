@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import create_engine, make_url, text
-from tests.support import mariadb, postgres
+from tests.support import databases
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -29,15 +29,15 @@ SOON = {"transaction.timeout": "2s", "transaction.check_interval": "2s", "transa
 
 
 @contextmanager
-def databases(kind: str, place: Path) -> Iterator[list[str]]:
+def two_databases(kind: str, place: Path) -> Iterator[list[str]]:
     """The URLs of two databases; of a server, it is one that both services share."""
     if kind == "sqlite":
         yield [f"sqlite:///{place}/orders.db", f"sqlite:///{place}/points.db"]
     elif kind == "mariadb":
-        with mariadb.server() as url:
+        with databases.mariadb() as url:
             yield [url, url]
     else:
-        with postgres.cluster() as server:
+        with databases.cluster() as server:
             yield [server.url().replace("://", "+psycopg://")] * 2
 
 
@@ -87,9 +87,9 @@ def test_orders_are_shown_and_booked_once_when_both_services_are_killed_at_rando
 ) -> None:
     chance = random.Random(seed := time.time_ns())
     print(f"seed {seed}")
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    monkeypatch.setenv("SHOP_PASSWORD", databases.PASSWORD)
     with (
-        databases(kind, tmp_path) as (shop, bank),
+        two_databases(kind, tmp_path) as (shop, bank),
         Lake(broker.bootstrap_servers, prefix, tmp_path, **SOON, checks={"shop": rule(shop)}) as lake,
     ):
         for url, table in ((shop, "orders"), (bank, "points")):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import rocketmq
-from tests.support.gateway import client, gateway, message, push_consumer, simple_consumer, transaction
-from tests.support.gateway_in_memory import outcomes
+from tests.support.gateway import client, client_message, gateway, outcomes, push_consumer, simple_consumer, transaction
 from tests.support.killing import ROOT
 from tests.support.namespace import Namespace, check
 from tests.support.polling import wait_for
@@ -48,13 +47,13 @@ def headers(record: Any) -> dict[str, str]:
 def test_normal_delayed_and_fifo_messages(kafka: Namespace, port: int) -> None:
     due = int(time.time()) + 3600
     with client(port, "orders") as producer:
-        plain = message("orders", b"plain", tag="TagA", keys="KEY17")
+        plain = client_message("orders", b"plain", tag="TagA", keys="KEY17")
         plain.add_property("region", "Zürich")
         sent = producer.send(plain)
-        delayed = producer.send(message("orders", b"delayed", delivery_timestamp=due))
+        delayed = producer.send(client_message("orders", b"delayed", delivery_timestamp=due))
         assert producer.recall_message("orders", delayed.recall_handle) == delayed.message_id
         for number in range(20):
-            producer.send(message("orders", b"%d" % number, message_group="customer-4"))
+            producer.send(client_message("orders", b"%d" % number, message_group="customer-4"))
     records = kafka.read("messages")
     found = {record.value: headers(record) for record in records}
     assert found[b"plain"].items() >= {
@@ -75,7 +74,7 @@ def test_kafka_python_sends_a_transaction_too(kafka: Namespace) -> None:
         gateway(kafka.servers, kafka.prefix, "--engine=kafka-python") as running,
         client(running.port, "orders", check=lambda _: COMMIT) as producer,
     ):
-        transaction(producer, message("orders", b"half")).commit()
+        transaction(producer, client_message("orders", b"half")).commit()
     (half,) = kafka.read("half")
     (op,) = kafka.ops()
     assert (op.decision, op.half_messages) == ("COMMIT", (Position(half.partition, half.offset),))
@@ -123,7 +122,7 @@ def test_another_gateway_ends_what_a_killed_one_began(kafka: Namespace) -> None:
         gateway(kafka.servers, kafka.prefix) as first,
         client(first.port, "orders", check=lambda _: COMMIT) as producer,
     ):
-        begun = transaction(producer, message("orders", b"half"))
+        begun = transaction(producer, client_message("orders", b"half"))
         first.kill()
         with gateway(kafka.servers, kafka.prefix, port=first.port):
             wait_for(lambda: _done(begun.commit))
@@ -165,7 +164,7 @@ def test_a_check_is_asked_and_its_answer_is_an_op(kafka: Namespace, port: int) -
 
 def test_a_group_of_its_own_is_asked_once_its_producer_has_sent(kafka: Namespace, port: int) -> None:
     with client(port, "orders", check=lambda _: ROLLBACK) as producer:
-        given = message("orders", b"half")
+        given = client_message("orders", b"half")
         given.add_property("PGROUP", "order-service")
         transaction(producer, given)
         kafka.ask(check("m", "order-service"))
@@ -198,9 +197,9 @@ def test_access_keys_and_a_clean_end(kafka: Namespace, tmp_path: Path) -> None:
     keys.write_text("shop: s3cret\n")
     with gateway(kafka.servers, kafka.prefix, f"--access-keys=file:{keys}") as running:
         with client(running.port, "orders", keys=("shop", "s3cret")) as producer:
-            assert producer.send(message("orders", b"signed")).message_id
+            assert producer.send(client_message("orders", b"signed")).message_id
         with client(running.port, keys=("shop", "wrong")) as stranger, pytest.raises(Exception, match="route"):
-            stranger.send(message("orders", b"forged"))
+            stranger.send(client_message("orders", b"forged"))
         assert running.end() == 0
     assert [record.value for record in kafka.read("messages")] == [b"signed"]
 
@@ -281,9 +280,9 @@ def test_from_a_send_to_a_push_consumer(coordinator: Coordinator, topic: str) ->
         client(running.port, topic, check=lambda _: rocketmq.TransactionResolution.COMMIT) as producer,
         push_consumer(running.port, topic, consume),
     ):
-        normal = producer.send(message(topic, b"normal", tag="TagA", keys="KEY17", message_group="customer-4"))
-        transaction(producer, message(topic, b"declined")).rollback()
-        paid = transaction(producer, message(topic, b"paid"))
+        normal = producer.send(client_message(topic, b"normal", tag="TagA", keys="KEY17", message_group="customer-4"))
+        transaction(producer, client_message(topic, b"declined")).rollback()
+        paid = transaction(producer, client_message(topic, b"paid"))
         paid.commit()
         wait_for(lambda: len(got) == 2)
     assert set(got) == {b"normal", b"paid"}

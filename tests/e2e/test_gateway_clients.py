@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.gateway import certified, gateway
-from tests.support.gateway_in_memory import outcomes
+from tests.support.gateway import certified, gateway, outcomes
 from tests.support.killing import ROOT, kill
 from tests.support.namespace import check, published
-from tests.support.packages import fetch
 from tests.support.polling import wait_for
+from tests.support.running import fetch
 from tests.support.tables import rows
 from tests.support.topic_table import message, write
 

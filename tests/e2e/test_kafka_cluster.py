@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
-from tests.support.kafka_cluster import BROKERS, KafkaCluster, kafka_cluster
+from tests.support.brokers import BROKERS, KafkaCluster, kafka_cluster
 from tests.support.lake import Lake
 from tests.support.order_load import SETTINGS, OrderLoad
 from tests.support.polling import patience, wait_for

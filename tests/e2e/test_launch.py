@@ -19,10 +19,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
-from tests.support.foreign import FOREIGN, foreign_modules
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
-from tests.support.running import Coordinator, coordinator
+from tests.support.running import FOREIGN, Coordinator, coordinator, foreign_modules
 
 from commitlake.kafka.embedded import EmbeddedBroker
 

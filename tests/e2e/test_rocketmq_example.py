@@ -19,8 +19,8 @@ from tests.support import tables
 from tests.support.collector import Collector, parent, traceparent
 from tests.support.killing import ROOT, kill
 from tests.support.namespace import Listener
-from tests.support.packages import fetch
 from tests.support.polling import wait_for
+from tests.support.running import fetch
 
 import commitlake
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support import tables
-from tests.support.kafka_cluster import free_ports
+from tests.support.brokers import free_ports
 from tests.support.namespace import Listener
 from tests.support.polling import patience, wait_for, wait_until_equal
 from tests.support.running import Coordinator as Process

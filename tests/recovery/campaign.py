@@ -4,8 +4,8 @@ python -m tests.recovery.campaign --rounds 200 --seed 1
 
 A round is traffic, a start with one to three faults (`tests/support/misfortune.py`), in each eighth maintenance, and a
 comparison: Kafka's log and the producers' database against the ledger and the topic tables (`oracle`), a replay of
-their logs and a group of consumers (`table_streams`), rebuilds of what is open and a dump of the state store
-(`live_state`). Every fortieth round nothing goes wrong, and all must come to its end under steady traffic.
+their logs and a group of consumers, rebuilds of what is open and a dump of the state store
+(`coordinator_child`). Every fortieth round nothing goes wrong, and all must come to its end under steady traffic.
 
 A changed configuration lets pass what is sent. A wrong clock is Python's only: the JVM's stays right. The disk is made
 full where a tmpfs can be mounted, so as root. How long things take grows with the load of the machine.
@@ -30,17 +30,15 @@ from pathlib import Path
 from typing import Self
 
 from pyspark.sql import SparkSession
+from tests.support.brokers import UnsteadyBroker
+from tests.support.coordinator_child import Rebuilds, different, without_parked
 from tests.support.kafka_log import KafkaLog
 from tests.support.killing import KILLED, TOO_LONG, Run, Runs, delete_checkpoints
 from tests.support.lake import Lake
-from tests.support.live_state import Rebuilds, different, without_parked
-from tests.support.misfortune import Action, Fate, Misfortune
+from tests.support.misfortune import Action, Fate, Misfortune, SmallDisk
 from tests.support.mixed_traffic import MixedTraffic, Shop
-from tests.support.oracle import Oracle, Seen
-from tests.support.pausing import UnsteadyBroker
+from tests.support.oracle import AddedFiles, Group, Oracle, Seen
 from tests.support.polling import patience
-from tests.support.small_disk import SmallDisk
-from tests.support.table_streams import AddedFiles, Group
 
 from commitlake.protocol.clock import now_ms
 from commitlake.tools.audit.audit import audit

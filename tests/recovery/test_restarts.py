@@ -19,11 +19,11 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+from tests.support.brokers import UnsteadyBroker, paused
 from tests.support.cluster import free_port
 from tests.support.faults import WriteFault, WriteFaults
 from tests.support.lake import Lake, newest
 from tests.support.namespace import Listener
-from tests.support.pausing import UnsteadyBroker, paused
 from tests.support.polling import patience, wait_for
 from tests.support.prometheus import get, samples
 from tests.support.running import coordinator

@@ -11,9 +11,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.avro import ADDRESS, DECIMAL, FIELDS, VALUE, array, body, long, record, text
 from tests.support.lake import Lake
-from tests.support.typed_rows import appended, prepared, values
+from tests.support.typed_rows import (
+    ADDRESS,
+    DECIMAL,
+    FIELDS,
+    VALUE,
+    appended,
+    array,
+    body,
+    long,
+    prepared,
+    record,
+    text,
+    values,
+)
 
 from commitlake import config
 from commitlake.errors import ConfigError

@@ -16,7 +16,7 @@ import pytest
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
 from tests.support.cluster import free_port
-from tests.support.hiding import hide
+from tests.support.databricks import hide
 from tests.support.lake import Lake
 
 import commitlake

@@ -1,8 +1,9 @@
-"""A coordinator as users start it: `./spark-submit.sh run` in a process group of its own."""
+"""Programs as users start them: `./spark-submit.sh run` in a process group of its own, and tools of other languages."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.foreign import foreign_modules
+import pytest
 from tests.support.killing import ROOT, kill
 from tests.support.polling import wait_for
 
@@ -111,3 +112,24 @@ def coordinator(
     finally:
         kill(running.process)
         running.end()
+
+
+FOREIGN = ("commitlake", "kafka", "yaml", "numpy", "queue", "typer")
+
+
+def foreign_modules(place: Path) -> Path:
+    """A working directory whose modules have names of others; no process of CommitLake runs one of them."""
+    here = place / "here"
+    here.mkdir(exist_ok=True)
+    for name in FOREIGN:
+        (here / f"{name}.py").write_text("raise SystemExit(f'the file {__file__} of the working directory was run')")
+    return here
+
+
+def fetch(*command: str, cwd: Path | None = None) -> None:
+    """Lets a tool fetch packages; skips the test where the tool is not there, or can't reach its registry."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{command[0]} can't fetch: {done.stderr[-200:]}")

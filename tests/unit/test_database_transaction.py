@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import orm
-from tests.support import postgres, savepoints
+from tests.support import databases, savepoints
 from tests.support.polling import wait_for
 
 from commitlake import DatabaseListener, Message
@@ -25,15 +25,15 @@ INSERT = "INSERT INTO orders VALUES ('17')"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Server]:
-    with postgres.shop() as found:
+def server() -> Iterator[databases.Server]:
+    with databases.shop() as found:
         yield found
 
 
 class Shop(NamedTuple):
     """A server without orders, a connection to it, and a producer."""
 
-    server: postgres.Server
+    server: databases.Server
     database: Any
     lake: InMemoryCoordinator
     producer: InMemoryProducer
@@ -56,7 +56,7 @@ class Shop(NamedTuple):
 
 
 @pytest.fixture
-def shop(server: postgres.Server) -> Iterator[Shop]:
+def shop(server: databases.Server) -> Iterator[Shop]:
     lake = InMemoryCoordinator({"transaction.timeout": "10s"})
     listener = DatabaseListener(lambda: psycopg.connect(server.url()), create=True)
     with psycopg.connect(server.url()) as connection, lake.producer(GROUP, listener) as producer:
