@@ -30,7 +30,7 @@ TESTS = {
     "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
         spark/visible_at spark/in_memory_coordinator
         recovery/coordination_recovery recovery/corners e2e/checks e2e/operations""",
-    "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
+    "coordinator/dedup": "spark/once_by_name recovery/coordination_recovery",
     "coordinator/forwarding": "e2e/to_kafka",
     "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records
         spark/in_memory_coordinator spark/visible_at
@@ -50,7 +50,7 @@ TESTS = {
     "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
         recovery/signals recovery/like_databricks e2e/demo""",
     "tables": """spark/tables spark/appends spark/typed_topics spark/topic_columns spark/schema_registry spark/owner
-        recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
+        recovery/coordination_recovery recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
     "tools": "spark/iceberg spark/questions spark/erase spark/readiness e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyarrow.parquet import read_metadata
@@ -38,9 +38,6 @@ from commitlake.tables.avro_bodies import _MARK
 from commitlake.tables.schemas import APPEND_ONLY, TOPIC_SINCE
 from commitlake.tables.typed_topics import prepare
 from commitlake.tools.audit.audit import audit
-
-if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 
 @pytest.fixture
@@ -169,16 +166,13 @@ def test_a_schema_that_is_none_or_that_readers_refuse_is_refused(spark: SparkSes
         prepare(Warehouse(spark, "/nowhere"), given.topics.schemas)
 
 
-@pytest.fixture
-def lake(broker: EmbeddedBroker, tmp_path: Path, prefix: str) -> Iterator[Lake]:
-    schemas = {
-        "orders": {"format": "avro", "schema": json.loads(record(*FIELDS))},
-        "clicks": {"format": "json", "schema": "id INT"},
-    }
-    with Lake(broker.bootstrap_servers, prefix, tmp_path, **{"topics.schemas": schemas}) as lake:
-        yield lake
+SCHEMAS = {
+    "orders": {"format": "avro", "schema": json.loads(record(*FIELDS))},
+    "clicks": {"format": "json", "schema": "id INT"},
+}
 
 
+@pytest.mark.lake({"topics.schemas": SCHEMAS})
 def test_topics_of_both_formats_and_of_none_land_together(spark: SparkSession, lake: Lake) -> None:
     sent = {"orders": body(), "clicks": b'{"id": 1}', "plain": b"?"}
     for topic, each in sent.items():
