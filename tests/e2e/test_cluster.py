@@ -379,11 +379,7 @@ def _of_node(logs: Path, local: Path) -> dict[str, str]:
 
 def _environment(home: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
-    return {"HOME": str(home), "LANG": "C.UTF-8", "JAVA_HOME": _java_home(), **kept}
-
-
-def _java_home() -> str:
-    return str(Path(runtime.java()).resolve().parents[1])
+    return {"HOME": str(home), "LANG": "C.UTF-8", "JAVA_HOME": str(Path(runtime.java()).resolve().parents[1]), **kept}
 
 
 def _tail(place: Path) -> str:

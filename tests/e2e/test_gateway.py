@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import rocketmq
@@ -39,10 +39,9 @@ from commitlake.clients.gateway.producers import SEND_MS
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.encoding import Position
-
-if TYPE_CHECKING:
-    from commitlake.coordinator.coordinator import Coordinator
 
 COMMIT, ROLLBACK = rocketmq.TransactionResolution.COMMIT, rocketmq.TransactionResolution.ROLLBACK
 
@@ -328,10 +327,6 @@ def test_a_fifo_group_handles_a_message_group_one_after_the_other(kafka: Namespa
         mine = [each for each in done if each % 4 == group]
         assert mine == [each for each in begun if each % 4 == group] == sorted(mine)
 
-
-if TYPE_CHECKING:
-    from commitlake.coordinator.coordinator import Coordinator
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 SUPPORT = ROOT / "tests" / "support"
 SOURCES = SUPPORT / "java"

@@ -18,7 +18,7 @@ from functools import partial
 from http.client import HTTPConnection
 from http.cookiejar import CookieJar
 from http.server import ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -32,6 +32,7 @@ from typer.testing import CliRunner
 import commitlake
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake.config import from_mapping
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import ProducerError, TransactionNotFoundError
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.recall_handle import decode_handle
@@ -41,9 +42,6 @@ from commitlake.spark import process
 from commitlake.tools.audit import admin, ledger
 from commitlake.tools.cli import app
 from commitlake.tools.cli.report import Actions, ReportHandler
-
-if TYPE_CHECKING:
-    from commitlake.coordinator.coordinator import Coordinator
 
 TOPIC, GROUP = "operations", "operators"
 COMMIT, ROLLBACK, UNKNOW = (

@@ -14,11 +14,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -27,15 +26,13 @@ from tests.support.collector import Collector, parent, traceparent
 from tests.support.killing import ROOT, kill
 from tests.support.namespace import Listener
 from tests.support.polling import wait_for, wait_until_equal
-from tests.support.running import fetch
+from tests.support.running import Program, fetch
 from tests.support.tables import rows
 
 import commitlake
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake.clients import tracing
-
-if TYPE_CHECKING:
-    from commitlake.coordinator.coordinator import Coordinator
+from commitlake.coordinator.coordinator import Coordinator
 
 EXAMPLES = ROOT / "notebooks" / "examples"
 
@@ -183,22 +180,7 @@ ORDERS = [f"{instance}-{n}" for instance in "ab" for n in (1, 2, 4, 5)]
 """Those that are paid; the bank declines each third."""
 
 
-class Terminal:
-    """A command that runs, and what it has said."""
-
-    def __init__(self, command: list[str], cwd: Path, environment: dict[str, str]) -> None:
-        self.said = ""
-        self.process = subprocess.Popen(
-            command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said += line
-
+class Terminal(Program):
     def awaited(self, pattern: str) -> str:
         """What the group of a pattern matches, once it has said so."""
         found = wait_for(lambda: re.search(pattern, self.said), LONG_S, lambda: self.said)
@@ -224,7 +206,7 @@ class Tutorial:
         """Run the command in which a pattern is, and let it go on."""
         command = self._command(pattern)
         cwd = self.place / EXAMPLE if command[0] in ("java", "mvn") else ROOT
-        self.terminals.append(Terminal(command, cwd, self.environment))
+        self.terminals.append(Terminal(command, cwd=cwd, env=self.environment))
         return self.terminals[-1]
 
     def run(self, pattern: str, **placeholders: str) -> str:

@@ -8,10 +8,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.support import tables
 from tests.support.brokers import free_ports
 from tests.support.namespace import Listener
@@ -23,14 +24,10 @@ from tests.support.secured import OUTSIDER, PASSWORDS, Secured, jaas, make_serve
 from commitlake import DefaultMQProducer, LocalTransactionState, Message, TransactionMQProducer
 from commitlake import config as configuration
 from commitlake.config import KafkaConfig
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import CommitLakeError, KafkaError, ProducerError
 from commitlake.protocol.encoding import Position
 from commitlake.tools.audit import admin
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from commitlake.coordinator.coordinator import Coordinator
 
 PREFIX, GROUP = "secured.", "shop"
 COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW

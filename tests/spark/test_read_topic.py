@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -27,11 +27,9 @@ from commitlake.clients.consumer import unfinished
 from commitlake.clients.consumer.spark import LAST_COMPLETE
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import ConsumerError, NoTableError, WarehouseError
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.reading.questions.tables import opened
 from commitlake.tables import Warehouse
-
-if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 
 @pytest.fixture(scope="module")
@@ -291,9 +289,6 @@ def test_a_mapped_table_with_odd_partitions_is_read_by_its_own_names(spark: Spar
         with pytest.raises(WarehouseError, match=r"other names inside of the column more .*columnMapping"):
             tables.outside(str(place))
 
-
-if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-topics.md"
 ORDERS = [

@@ -7,17 +7,35 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.killing import ROOT, kill
 from tests.support.polling import wait_for
 
 
-class Coordinator:
-    """The process, and its output so far."""
+class Program:
+    """A command in a process group of its own, and its output so far."""
+
+    def __init__(self, command: Sequence[str], **how: Any) -> None:
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **how
+        )
+        self.said = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+
+
+class Coordinator(Program):
+    """One in `place`, where nobody has put settings for Python's workers, as a session of this process does."""
 
     def __init__(
         self,
@@ -31,23 +49,12 @@ class Coordinator:
         self.warehouse = place / "warehouse"
         given = {"warehouse": self.warehouse, "checkpoints": place / "checkpoints", **settings}
         pairs = [part for key, value in given.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
-        self.process = subprocess.Popen(
+        environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+        super().__init__(
             [str(ROOT / "spark-submit.sh"), "run", *arguments, *pairs, "--master", master],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
             cwd=foreign_modules(place),
-            env={**_of_a_shell(), "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
+            env={**environment, "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
         )
-        self.said = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said += line
 
     def ready(self, seconds: float = 300) -> dict[str, str]:
         """Waits for READY; returns what stands after it."""
@@ -91,22 +98,10 @@ class Coordinator:
         return found
 
 
-def _of_a_shell() -> dict[str, str]:
-    """This process's environment, without the Python that a session of its own has named for its workers."""
-    return {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-
-
 @contextmanager
-def coordinator(
-    place: Path,
-    *arguments: str,
-    heap: str = "1g",
-    spark_args: str = "",
-    master: str = "local[2]",
-    **settings: object,
-) -> Iterator[Coordinator]:
-    """A coordinator that is gone when the test is over, whatever happened."""
-    running = Coordinator(place, *arguments, heap=heap, spark_args=spark_args, master=master, **settings)
+def coordinator(place: Path, *arguments: str, **given: Any) -> Iterator[Coordinator]:
+    """A `Coordinator` that is gone when the test is over, whatever happened."""
+    running = Coordinator(place, *arguments, **given)
     try:
         yield running
     finally:
