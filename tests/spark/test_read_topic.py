@@ -338,9 +338,9 @@ def test_sums_and_newest_rows_with_spark(names: dict[str, Any], page_lake: Lake)
 
 
 def test_a_table_of_ones_own_is_kept_up_to_date(names: dict[str, Any], page_lake: Lake, spark: SparkSession) -> None:
-    own = f"{page_lake.root}/page_lake/orders"
+    own = f"{page_lake.root}/lake/orders"
     code = snippets()["Keep a table of your own up to date"]
-    for place in ("warehouse", "page_lake", "checkpoints"):
+    for place in ("warehouse", "lake", "checkpoints"):
         code = code.replace(f'"{place}/', f'"{page_lake.root}/{place}/')
     names["F"] = F  # of the snippet before
     for _ in range(2):  # the second run finds nothing new
