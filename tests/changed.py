@@ -17,51 +17,50 @@ TESTS = {
     "clients/consumer": """spark/read_topic recovery/consumer_kills e2e/reading e2e/gateway
         e2e/operations e2e/s3""",
     "clients/delta": "e2e/delta_transaction e2e/rules_answer_checks",
-    "clients/gateway": "e2e/gateway e2e/gateway_clients e2e/java_tutorial e2e/rocketmq_example",
+    "clients/gateway": "e2e/gateway e2e/rocketmq_example",
     "clients/producer": """e2e/producer e2e/producer_faults e2e/many_producers
         e2e/async_producer e2e/checks
         e2e/gateway e2e/rules_answer_checks e2e/rocketmq_example e2e/databases
         e2e/asyncio_drivers e2e/database_to_database""",
     "clients": "e2e/producer e2e/databases e2e/asyncio_drivers",
     "config": "e2e/launch e2e/security recovery/restarts recovery/faults",
-    "coordinator": """spark/coordination_rules spark/rehearsal
+    "coordinator": """spark/coordination_rules spark/starts
         recovery/corners recovery/restarts recovery/liveness recovery/faults recovery/campaign
-        e2e/metrics steady/steady_load""",
+        e2e/alerts steady/steady_load""",
     "coordinator/coordination": """spark/coordination_rules spark/audit spark/park_time
         spark/visible_at spark/in_memory_coordinator
         recovery/coordination_recovery recovery/corners e2e/checks e2e/operations""",
-    "coordinator/dedup": "spark/once_by_name recovery/names_survive_kills",
+    "coordinator/dedup": "spark/once_by_name recovery/coordination_recovery",
     "coordinator/forwarding": "e2e/to_kafka",
     "coordinator/landing": """spark/landing_records spark/ordinary_records spark/hostile_records
         spark/in_memory_coordinator spark/visible_at
         recovery/landing_recovery recovery/kafka_identity recovery/liveness
-        e2e/log_ends""",
-    "coordinator/maintenance": "spark/maintenance spark/topic_retention spark/open_rows recovery/corners",
-    "coordinator/metrics": "e2e/metrics",
-    "coordinator/recovery": """spark/open_rows recovery/corners recovery/backup
+        e2e/kafka_topics""",
+    "coordinator/maintenance": "spark/maintenance spark/topic_retention spark/starts recovery/corners",
+    "coordinator/metrics": "e2e/alerts",
+    "coordinator/recovery": """spark/starts recovery/corners recovery/backup
         recovery/coordination_recovery recovery/landing_recovery
         recovery/two_coordinators recovery/signals recovery/restarts recovery/campaign""",
     "coordinator/resolving": "e2e/rules_answer_checks",
     "kafka": """e2e/embedded_broker e2e/kafka_topics
-        e2e/kafka_cluster e2e/log_ends e2e/security e2e/clocks
+        e2e/kafka_cluster e2e/security e2e/clocks
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
     "reading": "spark/catalog spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
-    "spark": """e2e/launch e2e/cluster e2e/yarn e2e/wheel e2e/notebook
-        recovery/signals recovery/like_databricks e2e/odd_machines""",
-    "tables": """spark/tables spark/appends spark/typed_topics spark/avro_topics spark/schema_registry
-        spark/topic_columns spark/owner
-        recovery/kills_of_many_topics recovery/two_coordinators e2e/s3""",
+    "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
+        recovery/signals recovery/like_databricks e2e/demo""",
+    "tables": """spark/tables spark/appends spark/typed_topics spark/topic_columns spark/schema_registry spark/owner
+        recovery/coordination_recovery recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",
     "tools": "spark/iceberg spark/questions spark/erase spark/readiness e2e/operations recovery/backup",
     "tools/audit": "spark/audit e2e/operations",
-    "tools/cli": "e2e/operations e2e/launch e2e/report_actions spark/questions",
+    "tools/cli": "e2e/operations e2e/launch spark/questions",
     "tools/demo": "e2e/demo",
-    "tools/report": "spark/report e2e/report_actions",
-    "conf": "e2e/metrics e2e/alerts e2e/launch",
+    "tools/report": "spark/questions e2e/operations",
+    "conf": "e2e/alerts e2e/launch",
     "jobs": "e2e/launch e2e/cluster",
-    "notebooks": "e2e/notebook e2e/rocketmq_example e2e/java_tutorial",
-    "docs/how-to": "spark/read_topic spark/read_topics_page e2e/reading e2e/asyncio_drivers e2e/celery",
+    "notebooks": "e2e/notebook e2e/rocketmq_example",
+    "docs/how-to": "spark/read_topic e2e/reading e2e/asyncio_drivers e2e/database_to_database",
     "README.md": "e2e/readme",
     "setup.py": "e2e/wheel e2e/launch",
     "constraints.txt": "e2e/wheel",

@@ -69,9 +69,10 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
-    """A namespace of the test's own, with timings by which nothing falls due meanwhile."""
+def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lake]:
+    """A namespace of the test's own, with timings by which nothing falls due meanwhile, or as `mark.lake` says."""
     from tests.support.lake import Lake
 
-    with Lake(broker.bootstrap_servers, prefix, tmp_path) as opened:
+    marker = request.node.get_closest_marker("lake")
+    with Lake(broker.bootstrap_servers, prefix, tmp_path, **(marker.args[0] if marker else {})) as opened:
         yield opened

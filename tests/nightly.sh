@@ -18,5 +18,5 @@ echo "== other versions of Spark"
 SPARK=4.1.4 DELTA=4.4.0 tests/versions.sh || failed=1
 SPARK=4.2.0 DELTA=4.4.0 tests/versions.sh || failed=1
 echo "== a campaign of faults"
-"$python" -m tests.recovery.campaign --rounds 200 --seed "${SEED:-$(date +%Y%m%d)}" || failed=1
+"$python" -m tests.recovery.test_campaign --rounds 200 --seed "${SEED:-$(date +%Y%m%d)}" || failed=1
 exit "$failed"

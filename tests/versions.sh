@@ -13,8 +13,8 @@ export XDG_CACHE_HOME=$copy/cache # its archive of classes, 200 MB, is of no use
 unset SPARK_HOME
 sed -i -E "s/^pyspark==.*/pyspark==${SPARK:-4.2.0}/; s/^delta_spark==.*/delta_spark==${DELTA:-4.4.0}/; /^py4j==/d" constraints.txt
 ./spark-submit.sh --set-up dev
-[[ $# -gt 0 ]] || set -- tests/e2e/test_demo.py tests/recovery/test_kills_of_many_topics.py tests/e2e/test_readme.py \
-  tests/e2e/test_notebook.py
+[[ $# -gt 0 ]] || set -- tests/e2e/test_demo.py tests/e2e/test_readme.py tests/e2e/test_notebook.py \
+  tests/recovery/test_coordination_recovery.py::test_kills_between_the_commits_of_topics_show_each_message_once
 .venv/bin/python -c 'import sys; from importlib.metadata import version as of
 from commitlake.spark import runtime
 print("== Python", sys.version, "Spark", of("pyspark"), "Delta", of("delta-spark"), *runtime.packages())'

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kafka import KafkaConsumer
-from tests.bench.records import Record, RecordSender
+from tests.bench.load import Record, RecordSender
 
 _TICK_S = 0.1
 

@@ -19,7 +19,7 @@ import asyncpg
 import numpy as np
 from sqlalchemy import Connection, create_engine, text
 from tests.bench import rig
-from tests.support import mariadb, memory_kafka, postgres
+from tests.support import databases, memory_kafka
 
 from commitlake import AsyncTransactionMQProducer, DatabaseListener, Message, TransactionMQProducer
 
@@ -57,13 +57,13 @@ def in_sqlite() -> Iterator[Ways]:
 
 @contextmanager
 def in_postgresql() -> Iterator[Ways]:
-    with postgres.cluster() as server, by_sqlalchemy(server.url().replace("://", "+psycopg://")) as ways:
+    with databases.cluster() as server, by_sqlalchemy(server.url().replace("://", "+psycopg://")) as ways:
         yield ways
 
 
 @contextmanager
 def in_mariadb() -> Iterator[Ways]:
-    with mariadb.server() as url, by_sqlalchemy(url) as ways:
+    with databases.mariadb() as url, by_sqlalchemy(url) as ways:
         yield ways
 
 
@@ -108,8 +108,8 @@ def within(given: TransactionMQProducer, connection: Connection) -> None:
 @contextmanager
 def by_asyncpg() -> Iterator[Ways]:
     """PostgreSQL, by asyncpg and the producer for asyncio."""
-    with postgres.cluster() as server, asyncio.Runner() as runner:
-        postgres.execute(server.address, "CREATE TABLE orders (item TEXT)")
+    with databases.cluster() as server, asyncio.Runner() as runner:
+        databases.execute(server.address, "CREATE TABLE orders (item TEXT)")
         listener = DatabaseListener(lambda: asyncpg.connect(server.url()), create=True)
         proven, run = memory_kafka.producer(memory_kafka.Kafka(), listener), runner.get_loop().run_until_complete
         connection = run(asyncpg.connect(server.url()))

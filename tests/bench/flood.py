@@ -4,6 +4,12 @@
 
 All answers are COMMIT. Meanwhile others commit and roll back 100 transactions a second: how long does a decision on
 them take, from the op's append to the commit in `transactions`, before the flood and during it?
+
+    .venv/bin/python -m tests.bench.flood --half 200000 --by-rule
+
+How soon they end whose producers are gone, once a business table knows what became of them. The half messages come
+first, and a check of each; nobody answers. Then a Delta table gets a row for each, and the rule of the coordinator
+answers all by one join. Counted are the answers in Kafka and the ends in `transactions`, from the table's commit on.
 """
 
 from __future__ import annotations
@@ -14,6 +20,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
 from tests.bench import rig
 from tests.bench.observer import Commit, Lateness, Sent, TableLog
 
@@ -21,6 +30,7 @@ _GROUP = "flood"
 _SILENT = ("--commit", 0, "--rollback", 0, "--group", _GROUP)
 _POLL_S = 2
 _BEHIND_S = 300
+_EVERY_S = 2.0
 
 
 def main() -> None:
@@ -33,9 +43,10 @@ def main() -> None:
     parser.add_argument("--timeout", default="3s", help="transaction.timeout")
     parser.add_argument("--check-interval", default="1s", help="transaction.check_interval")
     parser.add_argument("--check-max", type=int, default=15, help="transaction.check_max")
+    parser.add_argument("--by-rule", action="store_true", help="no group answers, but a rule that reads a table")
     given = parser.parse_args()
     with rig.Rig(given) as running:
-        figures = measure(running, given)
+        figures = {"all": by_rule(running, given)} if given.by_rule else measure(running, given)
     rig.report("flood", given, figures)
 
 
@@ -63,6 +74,38 @@ def measure(running: rig.Rig, given: argparse.Namespace) -> dict[str, dict[str, 
         "flood": watch.figures() | answers.stop() | {"open": given.half - watch.ended, "seconds": resolved - begun},
         "others before": late.between(begun - given.before / 2, begun).figures,
         "others during": late.between(begun, resolved).figures | {"undecided": sent - watch.others},
+    }
+
+
+def by_rule(running: rig.Rig, given: argparse.Namespace) -> dict[str, float]:
+    """Seconds and rates of answers and ends; fails when not every transaction ends as the table says."""
+    count, limit_s = given.half, given.limit
+    place = str(running.place / "business")
+    write_deltalake(place, pa.table({"id": pa.array([], pa.string()), "state": pa.array([], pa.string())}))
+    rule = {"table": f"delta:{place}", "match": "transaction_id = id", "commit": "state = 'PAID'", "every": "1s"}
+    coordinator = running.coordinator(
+        transaction__timeout=given.timeout, transaction__check_interval=given.check_interval, checks={_GROUP: rule}
+    )
+    coordinator.ready()
+    running.load("--fill", count, *_SILENT, name="silent").wait(limit_s)
+    watch = Watch(coordinator.warehouse)
+    watch.wait(lambda: watch.checks >= count, limit_s)
+    ids = DeltaTable(str(coordinator.warehouse / "half")).to_pyarrow_dataset().to_table(columns=["transaction_id"])
+    time.sleep(_EVERY_S)
+    known = pa.table({"id": ids["transaction_id"], "state": ["PAID"] * ids.num_rows})
+    write_deltalake(place, known, mode="append")
+    begun = time.time()
+    watch.wait(lambda: watch.ended >= count, limit_s)
+    assert watch.states == {"COMMITTED": count}, watch.states
+    ops = DeltaTable(str(coordinator.warehouse / "op")).to_pyarrow_dataset().to_table(columns=["stored_at"])
+    sent = np.sort(ops["stored_at"].cast(pa.int64()).to_numpy()) / 1e6
+    ended = watch.seen_until - begun
+    return {
+        "first_answer_s": float(sent[0] - begun),
+        "answers/s": count / float(sent[-1] - sent[0]),
+        "answers/tx": len(sent) / count,
+        "ended_s": ended,
+        "ended/s": count / ended,
     }
 
 

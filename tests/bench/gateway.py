@@ -8,15 +8,23 @@ awaited. The client, the broker and the gateway share the machine. It needs Mave
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+import sys
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import grpc
 from tests.bench import rig
 from tests.support.gateway import gateway
 
 from commitlake import config
+from commitlake.clients.gateway.routes import route
+from commitlake.clients.gateway.sessions import producer_settings
+from commitlake.clients.gateway.stubs import Proto, ok, servicers, services
 from commitlake.clients.producer.link import ENGINES
 from commitlake.kafka.topics import publish_settings
 
@@ -61,5 +69,41 @@ def _jars(place: Path) -> Path:
     return place
 
 
+LIMITS = config.from_mapping({"kafka.bootstrap_servers": "127.0.0.1:9"}).limits([])
+
+
+class Empty(servicers.MessagingServiceServicer):  # type: ignore[misc, name-defined]
+    """Answers at once and keeps nothing: the most that gRPC in Python leaves to a gateway."""
+
+    async def QueryRoute(self, request: Proto, context: Any) -> Proto:
+        return route(request, LIMITS)
+
+    async def Heartbeat(self, request: Proto, context: Any) -> Proto:
+        return services.HeartbeatResponse(status=ok())
+
+    async def SendMessage(self, request: Proto, context: Any) -> Proto:
+        message_id = request.messages[0].system_properties.message_id  # the client reads no others
+        entry = services.SendResultEntry(status=ok(), message_id=message_id, transaction_id="any")
+        return services.SendMessageResponse(status=ok(), entries=[entry])
+
+    async def EndTransaction(self, request: Proto, context: Any) -> Proto:
+        return services.EndTransactionResponse(status=ok())
+
+    async def Telemetry(self, requests: AsyncIterator[Proto], context: Any) -> AsyncIterator[Proto]:
+        async for command in requests:
+            if command.HasField("settings"):
+                yield producer_settings(command.settings, LIMITS)
+
+
+async def serve_empty() -> None:
+    """Serve until the process is ended."""
+    server = grpc.aio.server()
+    servicers.add_MessagingServiceServicer_to_server(Empty(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(f"READY on port {port}", flush=True)
+    await server.wait_for_termination()
+
+
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve_empty()) if sys.argv[1:] == ["empty"] else main()

@@ -246,7 +246,7 @@ class Rig:
 
     def empty_gateway(self) -> Child:
         """Starts a server that answers RocketMQ's producers without any work."""
-        return self._kept(Child(module("empty_gateway"), self.place / "empty_gateway.log"))
+        return self._kept(Child(module("gateway", "empty"), self.place / "empty_gateway.log"))
 
     def broker_cpu_seconds(self) -> float:
         """CPU that the broker has taken so far."""

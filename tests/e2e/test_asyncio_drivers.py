@@ -13,7 +13,7 @@ import asyncpg
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
-from tests.support import postgres
+from tests.support import databases
 from tests.support.memory_kafka import Kafka, producer
 from tests.support.polling import wait_for
 
@@ -28,15 +28,15 @@ LOST = (psycopg.OperationalError, asyncpg.PostgresConnectionError, asyncpg.Inter
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Server]:
-    with postgres.shop() as found:
+def server() -> Iterator[databases.Server]:
+    with databases.shop() as found:
         yield found
 
 
 class Shop:
     """A database without orders, a connection to it, and a producer that answers no checks."""
 
-    def __init__(self, server: postgres.Server, driver: str) -> None:
+    def __init__(self, server: databases.Server, driver: str) -> None:
         self.url, self.driver, self.kafka = server.url(), driver, Kafka()
         self.sender = producer(self.kafka, DatabaseListener(lambda: psycopg.connect(self.url), create=True))
         self.database: Any
@@ -90,7 +90,7 @@ class Shop:
 
 
 @pytest.fixture(params=CONNECT)
-def shop(server: postgres.Server, request: pytest.FixtureRequest) -> Shop:
+def shop(server: databases.Server, request: pytest.FixtureRequest) -> Shop:
     return Shop(server, request.param)
 
 
@@ -209,7 +209,7 @@ def test_a_connection_in_a_transaction_is_refused_before_anything_is_sent(shop: 
     assert (shop.orders(), shop.decisions()) == (["17"], ["COMMIT"])
 
 
-def test_a_connection_out_of_asyncpg_s_pool_does(server: postgres.Server) -> None:
+def test_a_connection_out_of_asyncpg_s_pool_does(server: databases.Server) -> None:
     shop = Shop(server, "asyncpg")
 
     async def block() -> None:
@@ -251,13 +251,13 @@ def test_a_message_is_handled_once(shop: Shop) -> None:
     assert shop.orders() == ["17"]
 
 
-def test_a_listener_refuses_an_engine_of_asyncio(server: postgres.Server) -> None:
+def test_a_listener_refuses_an_engine_of_asyncio(server: databases.Server) -> None:
     engine = create_async_engine(server.url().replace("://", "+psycopg://"))
     with pytest.raises(ArgumentError, match="a listener takes an ordinary engine"):
         DatabaseListener(engine)
 
 
-def test_a_listener_refuses_a_pool_whose_connections_belong_to_another_loop(server: postgres.Server) -> None:
+def test_a_listener_refuses_a_pool_whose_connections_belong_to_another_loop(server: databases.Server) -> None:
     async def give() -> None:
         with pytest.raises(ArgumentError, match="a listener takes an ordinary engine"):
             DatabaseListener(asyncpg.create_pool(server.url()).acquire)
@@ -265,7 +265,7 @@ def test_a_listener_refuses_a_pool_whose_connections_belong_to_another_loop(serv
     asyncio.run(give())
 
 
-def test_the_snippet_of_the_how_to_places_an_order(server: postgres.Server) -> None:
+def test_the_snippet_of_the_how_to_places_an_order(server: databases.Server) -> None:
     shop = Shop(server, "asyncpg")
     names: dict[str, Any] = {}
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "databases.md").read_text()

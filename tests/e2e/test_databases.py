@@ -18,7 +18,7 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only, greenlet_spawn
-from tests.support import mariadb, postgres
+from tests.support import databases
 
 from commitlake import CommitLakeError, DatabaseListener, Message
 from commitlake.clients.asyncio_sql import awaited
@@ -43,10 +43,10 @@ WAITS = {
 @pytest.fixture(scope="module", params=["postgresql", "mariadb"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     if request.param == "mariadb":
-        with mariadb.server() as url:
+        with databases.mariadb() as url:
             yield create_engine(url, pool_size=2 * MANY)
     else:
-        with postgres.cluster() as server:
+        with databases.cluster() as server:
             yield create_engine(server.url().replace("://", "+psycopg://"), pool_size=2 * MANY)
 
 
@@ -370,7 +370,7 @@ def test_a_replica_answers_nothing(shop: Shop) -> None:
     if shop.engine.dialect.name != "postgresql":
         pytest.skip("a replica of PostgreSQL")
     inserted(shop, ("committed", COMMITTED))
-    with postgres.cluster(f"{shop.engine.url.host}:{shop.engine.url.port}") as replica:
+    with databases.cluster(f"{shop.engine.url.host}:{shop.engine.url.port}") as replica:
         engine = create_engine(replica.url().replace("://", "+psycopg://"), poolclass=NullPool)
         assert decided(engine, ["committed", "absent"]) == {}
     assert decided(shop.engine, ["committed", "absent"]) == {"committed": "COMMIT", "absent": "ROLLBACK"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,14 +16,16 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.support.hiding import refuse_paths
+from tests.support.databricks import refuse_paths
 from tests.support.killing import ENVIRONMENT, ROOT
 from tests.support.lake import Lake, Row
 from tests.support.polling import WAIT_S, patience, wait_for, wait_until_equal
 
 import commitlake
 from commitlake import Message
+from commitlake.clients.delta import marks
 from commitlake.errors import ArgumentError, ConfigError, WarehouseError
+from commitlake.spark import session
 
 Settings = dict[str, Any]
 
@@ -147,7 +150,7 @@ def test_a_transaction_needs_a_message_a_table_and_an_address(
 def killed(given: Mapping[str, object]) -> None:
     """Runs a process that kills itself."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.support.delta_child", json.dumps(given)],
+        [sys.executable, "-m", "tests.e2e.test_delta_transaction", json.dumps(given)],
         cwd=ROOT, env=ENVIRONMENT, timeout=240, check=False,
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL
@@ -275,3 +278,36 @@ def test_a_driver_that_is_killed_leaves_each_row_once(
     states = Counter(row["transaction_id"] for row in ends if row["state"] == "COMMITTED")
     assert (len(states), len(halves)) == (1, 2 if moment == "before" else 1)
     assert shown(lake, topic) == once(30)
+
+
+def in_a_transaction(given: dict[str, Any]) -> None:
+    """Writes to as many tables as it should, and kills itself in the middle of a `delta_transaction`."""
+    spark = session.build(short_lived=True)
+    with commitlake.delta_transaction(spark, given["conf"], "nightly", deadline=given["deadline"]) as tx:
+        tx.send(Message(given["topic"], "killed"))
+        options = tx.delta_options(*given["places"])
+        for place in given["places"][: given["writes"]]:
+            spark.range(3).write.format("delta").mode("append").options(**options).save(place)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_sink(given: dict[str, Any]) -> None:
+    """Runs a streaming query with a sink; kills itself before or after the commit that decides."""
+    real = marks.put
+
+    def put(*words: Any, **named: Any) -> bool:
+        if given["moment"] == "after":
+            real(*words, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    marks.put = put
+    rows = session.build(short_lived=True).readStream.format("delta").load(given["source"])
+    to = commitlake.sink(given["conf"], given["topic"], name=given["topic"], group="nightly", **given["columns"])
+    writer = rows.writeStream.foreachBatch(to).option("checkpointLocation", given["checkpoint"])
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    of_what = json.loads(sys.argv[1])
+    in_a_sink(of_what) if "moment" in of_what else in_a_transaction(of_what)

@@ -1,34 +1,47 @@
-"""RocketMQ's own Python clients, unchanged, with real gateways, a real Kafka, and at the end a real coordinator."""
+"""RocketMQ's own clients for Python, Java, Node and Go, unchanged, with real gateways, Kafka, and a real coordinator.
+
+What can't be fetched is skipped.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import shutil
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import rocketmq
-from tests.support.gateway import client, gateway, message, push_consumer, simple_consumer, transaction
-from tests.support.gateway_in_memory import outcomes
-from tests.support.killing import ROOT
-from tests.support.namespace import Namespace, check
+from tests.support.gateway import (
+    certified,
+    client,
+    client_message,
+    gateway,
+    outcomes,
+    push_consumer,
+    simple_consumer,
+    transaction,
+)
+from tests.support.killing import ROOT, kill
+from tests.support.namespace import Namespace, check, published
 from tests.support.polling import wait_for
+from tests.support.running import fetch
 from tests.support.tables import rows
+from tests.support.topic_table import message, write
 from tests.support.topic_table import message as row
-from tests.support.topic_table import write
 
 from commitlake.clients.gateway import server
 from commitlake.clients.gateway.producers import SEND_MS
 from commitlake.clients.producer.confluent import ConfluentEngine
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.clients.producer.link import KafkaLink
+from commitlake.coordinator.coordinator import Coordinator
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.encoding import Position
-
-if TYPE_CHECKING:
-    from commitlake.coordinator.coordinator import Coordinator
 
 COMMIT, ROLLBACK = rocketmq.TransactionResolution.COMMIT, rocketmq.TransactionResolution.ROLLBACK
 
@@ -48,13 +61,13 @@ def headers(record: Any) -> dict[str, str]:
 def test_normal_delayed_and_fifo_messages(kafka: Namespace, port: int) -> None:
     due = int(time.time()) + 3600
     with client(port, "orders") as producer:
-        plain = message("orders", b"plain", tag="TagA", keys="KEY17")
+        plain = client_message("orders", b"plain", tag="TagA", keys="KEY17")
         plain.add_property("region", "Zürich")
         sent = producer.send(plain)
-        delayed = producer.send(message("orders", b"delayed", delivery_timestamp=due))
+        delayed = producer.send(client_message("orders", b"delayed", delivery_timestamp=due))
         assert producer.recall_message("orders", delayed.recall_handle) == delayed.message_id
         for number in range(20):
-            producer.send(message("orders", b"%d" % number, message_group="customer-4"))
+            producer.send(client_message("orders", b"%d" % number, message_group="customer-4"))
     records = kafka.read("messages")
     found = {record.value: headers(record) for record in records}
     assert found[b"plain"].items() >= {
@@ -75,7 +88,7 @@ def test_kafka_python_sends_a_transaction_too(kafka: Namespace) -> None:
         gateway(kafka.servers, kafka.prefix, "--engine=kafka-python") as running,
         client(running.port, "orders", check=lambda _: COMMIT) as producer,
     ):
-        transaction(producer, message("orders", b"half")).commit()
+        transaction(producer, client_message("orders", b"half")).commit()
     (half,) = kafka.read("half")
     (op,) = kafka.ops()
     assert (op.decision, op.half_messages) == ("COMMIT", (Position(half.partition, half.offset),))
@@ -123,7 +136,7 @@ def test_another_gateway_ends_what_a_killed_one_began(kafka: Namespace) -> None:
         gateway(kafka.servers, kafka.prefix) as first,
         client(first.port, "orders", check=lambda _: COMMIT) as producer,
     ):
-        begun = transaction(producer, message("orders", b"half"))
+        begun = transaction(producer, client_message("orders", b"half"))
         first.kill()
         with gateway(kafka.servers, kafka.prefix, port=first.port):
             wait_for(lambda: _done(begun.commit))
@@ -165,7 +178,7 @@ def test_a_check_is_asked_and_its_answer_is_an_op(kafka: Namespace, port: int) -
 
 def test_a_group_of_its_own_is_asked_once_its_producer_has_sent(kafka: Namespace, port: int) -> None:
     with client(port, "orders", check=lambda _: ROLLBACK) as producer:
-        given = message("orders", b"half")
+        given = client_message("orders", b"half")
         given.add_property("PGROUP", "order-service")
         transaction(producer, given)
         kafka.ask(check("m", "order-service"))
@@ -198,9 +211,9 @@ def test_access_keys_and_a_clean_end(kafka: Namespace, tmp_path: Path) -> None:
     keys.write_text("shop: s3cret\n")
     with gateway(kafka.servers, kafka.prefix, f"--access-keys=file:{keys}") as running:
         with client(running.port, "orders", keys=("shop", "s3cret")) as producer:
-            assert producer.send(message("orders", b"signed")).message_id
+            assert producer.send(client_message("orders", b"signed")).message_id
         with client(running.port, keys=("shop", "wrong")) as stranger, pytest.raises(Exception, match="route"):
-            stranger.send(message("orders", b"forged"))
+            stranger.send(client_message("orders", b"forged"))
         assert running.end() == 0
     assert [record.value for record in kafka.read("messages")] == [b"signed"]
 
@@ -281,9 +294,9 @@ def test_from_a_send_to_a_push_consumer(coordinator: Coordinator, topic: str) ->
         client(running.port, topic, check=lambda _: rocketmq.TransactionResolution.COMMIT) as producer,
         push_consumer(running.port, topic, consume),
     ):
-        normal = producer.send(message(topic, b"normal", tag="TagA", keys="KEY17", message_group="customer-4"))
-        transaction(producer, message(topic, b"declined")).rollback()
-        paid = transaction(producer, message(topic, b"paid"))
+        normal = producer.send(client_message(topic, b"normal", tag="TagA", keys="KEY17", message_group="customer-4"))
+        transaction(producer, client_message(topic, b"declined")).rollback()
+        paid = transaction(producer, client_message(topic, b"paid"))
         paid.commit()
         wait_for(lambda: len(got) == 2)
     assert set(got) == {b"normal", b"paid"}
@@ -313,3 +326,136 @@ def test_a_fifo_group_handles_a_message_group_one_after_the_other(kafka: Namespa
     for group in range(4):
         mine = [each for each in done if each % 4 == group]
         assert mine == [each for each in begun if each % 4 == group] == sorted(mine)
+
+
+SUPPORT = ROOT / "tests" / "support"
+SOURCES = SUPPORT / "java"
+Client = Callable[[Path], dict[str, list[str]]]
+
+
+@pytest.fixture
+def jars(tmp_path: Path) -> Path:
+    """The client's."""
+    fetch("mvn", "-q", "-B", "-f", str(SOURCES), "dependency:copy-dependencies", f"-DoutputDirectory={tmp_path}")
+    return tmp_path
+
+
+def test_the_java_client_sends_commits_and_answers_a_check(
+    coordinator: Coordinator, jars: Path, topic: str, tmp_path: Path
+) -> None:
+    kafka, warehouse = coordinator.config.kafka, coordinator.config.warehouse
+    keys = tmp_path / "keys"
+    keys.write_text("shop: s3cret\n")
+    with gateway(kafka.bootstrap_servers, kafka.topic_prefix, f"--access-keys=file:{keys}") as running:
+        source = str(SOURCES / "Shop.java")
+        command = ["java", "-cp", f"{jars}/*", source, f"127.0.0.1:{running.port}", topic, "shop", "s3cret"]
+        shop = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
+        )
+        try:
+            assert shop.stdin is not None and shop.stdout is not None
+            ids = dict(shop.stdout.readline().split() for _ in range(6))
+            assert shop.stdout.readline() == "sent\n"
+            assert shop.stdout.readline().startswith("check lost TagA [k")
+
+            def ends() -> dict[str, tuple[str, str]]:
+                mine = [row for row in rows(warehouse, "transactions") if row["topic"] == topic]
+                return {row["message_id"]: (row["state"], row["reason"]) for row in mine}
+
+            expected = {
+                ids["paid"]: ("COMMITTED", "DIRECT"),
+                ids["declined"]: ("ROLLED_BACK", "DIRECT"),
+                ids["lost"]: ("COMMITTED", "CHECK"),
+            }
+            wait_for(lambda: ends() == expected, why=ends)
+            wait_for(lambda: len(rows(warehouse, f"topics/{topic}")) == 5)
+            shown = {row["message_id"]: row for row in rows(warehouse, f"topics/{topic}")}
+            assert set(shown) == {ids[name] for name in ("normal", "fifo", "due", "paid", "lost")}
+            assert bytes(shown[ids["fifo"]]["sharding_key"]) == b"customer-4"
+            assert dict(shown[ids["normal"]]["properties"]) == {"region": "Zürich"}
+            shop.stdin.close()
+            assert shop.wait(60) == 0
+        finally:
+            kill(shop)
+
+
+def node(place: Path) -> dict[str, list[str]]:
+    """The programs for Node, with the client."""
+    shutil.copytree(SUPPORT / "node", place)
+    fetch("npm", "install", "--silent", cwd=place)
+    return {name: ["node", str(place / f"{name}.js")] for name in ("shop", "points")}
+
+
+def go(place: Path) -> dict[str, list[str]]:
+    """The program for Go, with the client, which writes its log into the folder."""
+    shutil.copytree(SUPPORT / "go", place)
+    fetch("go", "mod", "tidy", cwd=place)
+    subprocess.run(["go", "build"], cwd=place, check=True)
+    log = ["env", f"rocketmq.client.logRoot={place}"]
+    return {name: [*log, str(place / "gateway-client"), name] for name in ("shop", "points")}
+
+
+@pytest.mark.parametrize(("client", "is_tls", "recalls"), [(node, False, ["RECALL"]), (go, True, [])])
+def test_a_client_sends_commits_and_answers_a_check(
+    broker: EmbeddedBroker, tmp_path: Path, client: Client, is_tls: bool, recalls: list[str]
+) -> None:
+    kafka, command = published(broker), client(tmp_path / "client")["shop"]
+    with gateway(kafka.servers, kafka.prefix, *(certified(tmp_path) if is_tls else ())) as running:
+        whole = [*command, f"127.0.0.1:{running.port}", "orders"]
+        pipe = subprocess.PIPE
+        shop = subprocess.Popen(
+            whole, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path / "client", start_new_session=True
+        )
+        try:
+            assert shop.stdin is not None and shop.stdout is not None
+            assert shop.stdout.readline() == "sent\n"
+            kafka.ask(check("m", "orders", tags="TagA"))
+            assert shop.stdout.readline() == "check body TagA\n"
+            wait_for(kafka.answers)
+            shop.stdin.close()
+            assert shop.wait(60) == 0
+        finally:
+            kill(shop)
+    assert {(record.key, record.value) for record in kafka.read("messages")} == {
+        (None, b"normal"),
+        (b"customer-4", b"fifo"),
+        (None, b"delayed"),
+    }
+    assert [record.value for record in kafka.read("half")] == [b"half"]
+    assert sorted(getattr(op, "decision", "RECALL") for op in kafka.ops()) == ["COMMIT", "COMMIT", *recalls]
+
+
+@pytest.mark.short
+def test_the_java_client_consumes(broker: EmbeddedBroker, jars: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("shop: s3cret\n")
+    command = ["java", "-cp", f"{jars}/*", str(SOURCES / "Points.java")]
+    _consumes(broker, tmp_path, command, "shop", "s3cret", "3", option=f"--access-keys=file:{keys}")
+
+
+@pytest.mark.parametrize("client", [node, go])
+def test_a_client_consumes(broker: EmbeddedBroker, tmp_path: Path, client: Client) -> None:
+    _consumes(broker, tmp_path, client(tmp_path / "client")["points"], "3")
+
+
+def _consumes(broker: EmbeddedBroker, place: Path, command: list[str], *arguments: str, option: str = "") -> None:
+    """A simple consumer receives each of three messages twice; then a push consumer of one of them fails once."""
+    kafka, warehouse = published(broker), place / "warehouse"
+    names = [f"01{n:032X}" for n in range(3)]  # the client for Java reads no other ids than its own kind
+    rows_ = [message(n, queue=n % 2, message_id=names[n], tags="paid" if n == 2 else "new") for n in range(3)]
+    write(warehouse, "orders", rows_)
+    with gateway(kafka.servers, kafka.prefix, f"--set=warehouse={warehouse}", *filter(None, [option])) as running:
+        whole = [*command, f"127.0.0.1:{running.port}", "orders", *arguments]
+        pipe = subprocess.PIPE
+        points = subprocess.Popen(whole, stdin=pipe, stdout=pipe, text=True, cwd=place, start_new_session=True)
+        try:
+            assert points.stdin is not None and points.stdout is not None
+            said = [points.stdout.readline().split() for _ in range(8)]
+            assert sorted(said[:6]) == sorted(["simple", names[n], str(n), str(t)] for n in range(3) for t in (1, 2))
+            assert said[6:] == [["push", names[2], "2", "1"], ["push", names[2], "2", "2"]]
+            wait_for(lambda: [state for _, state, _ in outcomes(warehouse)].count("DONE") == 4)
+            points.stdin.close()
+            assert points.wait(60) == 0
+            assert running.end() == 0
+        finally:
+            kill(points)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
-from tests.support.kafka_cluster import BROKERS, KafkaCluster, kafka_cluster
+from tests.support.brokers import BROKERS, KafkaCluster, kafka_cluster
 from tests.support.lake import Lake
 from tests.support.order_load import SETTINGS, OrderLoad
 from tests.support.polling import patience, wait_for
@@ -168,7 +168,7 @@ def test_records_at_offsets_that_an_unclean_election_gives_again_are_told(spark:
                 cluster.kill(follower)
                 wait_for(lambda: cluster.in_sync(half) == {leader}, LONG_S)
                 lake.commit("b", "c")
-                wait_for(lambda: bodies(lake) == [b"a", b"b", b"c"], LONG_S)
+                wait_for(lambda: sorted(row["body"] for row in lake.topic("orders")) == [b"a", b"b", b"c"], LONG_S)
                 cluster.kill(leader)
                 cluster.start(follower)
                 wait_for(lambda: cluster.leader(half) == follower, LONG_S)
@@ -195,7 +195,3 @@ def test_records_at_offsets_that_an_unclean_election_gives_again_are_told(spark:
         told = [row["value"] for row in lake.rows("rejected") if row["source"] == "half"]
         assert sorted(told) == [b"x", b"y"]
         assert {row["body"] for row in lake.rows("half")} == {b"b", b"c", *sent} - {b"x", b"y"}
-
-
-def bodies(lake: Lake) -> list[bytes]:
-    return sorted(row["body"] for row in lake.topic("orders"))

@@ -1,4 +1,4 @@
-"""Kafka's topics, and records of Kafka's own transactions: committed, aborted, left open."""
+"""Kafka's topics, records of Kafka's own transactions, and what tells that a log has lost its end."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer
+from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
 
 from commitlake import config
+from commitlake.config import Config
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import KafkaError
-from commitlake.kafka import admin_client, log_end_watcher, topics
+from commitlake.kafka import admin_client, log_end_watcher, log_ends, topics
+from commitlake.kafka.admin_client import connect
 from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.kafka.log_end_watcher import LogEndWatcher
+from commitlake.kafka.log_ends import LogEnd, LogEnds, cuts
 from commitlake.protocol import kafka_topics
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.questions.tables import opened as tables_of
@@ -261,3 +268,65 @@ def test_uncommitted_records_land_where_that_is_configured(spark: SparkSession, 
             lake.run(spark)
         relay.producer.abort_transaction()
     lake.run(spark)
+
+
+NOW = LogEnd(9, 5)
+"""Of a leader that this broker has never heard of: it has epoch 0 itself."""
+
+
+@pytest.fixture
+def created(broker: EmbeddedBroker, prefix: str) -> Config:
+    found = config.from_mapping({"kafka.bootstrap_servers": broker.bootstrap_servers, "kafka.topic_prefix": prefix})
+    topics.ensure_topics(found)
+    wait_for(lambda: leads(found))
+    return found
+
+
+def leads(found: Config) -> bool:
+    """Whether the broker leads the new topics; it says for a moment that it does not."""
+    with suppress(KafkaError), connect(found) as opened:
+        log_ends._kept(opened, found, {("half", 0): (LogEnd(0, 0), LogEnd(0, 0))})
+        return True
+    return False
+
+
+@pytest.fixture
+def client(broker: EmbeddedBroker) -> Iterator[KafkaAdminClient]:
+    opened = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    yield opened
+    opened.close()
+
+
+def test_the_same_leader_has_lost_nothing(client: KafkaAdminClient, created: Config) -> None:
+    ends = topics.log_ends(client, created)
+    assert cuts(client, created, ends, ends) == {}
+    assert {*ends.values()} == {LogEnd(0, 0)}
+
+
+def test_a_broker_that_leads_no_more_says_nothing_of_an_end(created: Config) -> None:
+    """Deadlines would pass: what a COMMIT is in would look as if it had landed."""
+    told: list[LogEnds] = []
+    held = LogEndWatcher(created, {("half", 0): NOW}, told.append)
+    with pytest.raises(KafkaError, match="half-0"):
+        held.ends()
+    assert told == []
+
+
+def test_a_broker_with_earlier_epochs_is_named_and_says_nothing_of_a_cut(
+    client: KafkaAdminClient, created: Config
+) -> None:
+    """It was restored, or is a leader of before."""
+    now = topics.log_ends(client, created)
+    assert cuts(client, created, {("half", 0): NOW}, now) == {}
+    assert log_ends.deposed({("half", 0): NOW, ("half", 1): LogEnd(9, 0)}, now) == [("half", 0)]
+
+
+def test_a_log_without_a_leader_counts_not_as_whole(client: KafkaAdminClient, created: Config) -> None:
+    with pytest.raises(kafka_errors.LeaderNotAvailableError, match="77"):
+        cuts(client, created, {("half", 77): LogEnd(9, 0)}, {("half", 77): NOW})
+
+
+def test_a_leader_of_before_may_not_answer_for_the_one_of_now(client: KafkaAdminClient, created: Config) -> None:
+    """Cut off from the others it has all that it had, and knows of no other leader."""
+    with pytest.raises(kafka_errors.UnknownLeaderEpochError):
+        cuts(client, created, {("half", 0): LogEnd(9, 0)}, {("half", 0): NOW})

@@ -10,19 +10,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from kafka import KafkaAdminClient
-from kafka.admin import NewTopic
-from tests.support.foreign import FOREIGN, foreign_modules
 from tests.support.lake import Lake
 from tests.support.polling import patience, wait_for
-from tests.support.running import Coordinator, coordinator
+from tests.support.running import FOREIGN, Coordinator, coordinator, foreign_modules
 
 from commitlake.kafka.embedded import EmbeddedBroker
 
@@ -309,14 +306,6 @@ def test_available_now_works_off_what_is_there_and_exits_0(broker: EmbeddedBroke
         assert DeltaTable(str(running.warehouse / "epochs")).to_pyarrow_table().num_rows == 1
 
 
-@pytest.fixture
-def busy_port() -> Iterator[int]:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        yield holder.getsockname()[1]
-
-
 def assert_short_error(running: Coordinator, *words: str) -> None:
     begun = time.monotonic()
     assert running.end(240) != 0
@@ -348,11 +337,6 @@ def test_a_place_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, key
     assert not (tmp_path / "cut").exists()
 
 
-def test_a_busy_port_of_the_embedded_broker_is_named(tmp_path: Path, busy_port: int) -> None:
-    with coordinator(tmp_path, kafka__embedded_port=busy_port) as running:
-        assert_short_error(running, str(busy_port), "busy")
-
-
 def test_a_damaged_table_is_named_with_its_file(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """390 lines of the stacks of two languages."""
     half = tmp_path / "warehouse" / "half"
@@ -362,16 +346,6 @@ def test_a_damaged_table_is_named_with_its_file(broker: EmbeddedBroker, tmp_path
     gone.unlink()
     with coordinator(tmp_path, kafka__bootstrap_servers=broker.bootstrap_servers) as running:
         assert_short_error(running, f"error: the table at {half} is damaged: {gone} is missing; bring it back")
-
-
-@pytest.mark.soak
-def test_partition_counts_that_differ_are_an_error(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    admin.create_topics([NewTopic("differ.half", 2, 1), NewTopic("differ.op", 3, 1), NewTopic("differ.messages", 2, 1)])
-    admin.close()
-    settings = {"kafka__bootstrap_servers": broker.bootstrap_servers, "kafka__topic_prefix": "differ."}
-    with coordinator(tmp_path, kafka__queues=2, **settings) as running:
-        assert_short_error(running, "differ.op", "partitions")
 
 
 @pytest.mark.soak

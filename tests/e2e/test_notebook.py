@@ -15,23 +15,19 @@ from collections import Counter
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from pyspark.sql import SparkSession
 from tests.support.polling import wait_for
 
 import commitlake
 from commitlake import DefaultMQProducer, Message
 from commitlake.coordinator import restarts
 from commitlake.errors import CommitLakeError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from commitlake.kafka.embedded import EmbeddedBroker
+from commitlake.kafka.embedded import EmbeddedBroker
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "notebooks" / "quickstart.py"

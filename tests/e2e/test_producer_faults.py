@@ -18,9 +18,9 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 from pyspark.sql import SparkSession
+from tests.support.brokers import paused
 from tests.support.lake import Lake
 from tests.support.namespace import COMMIT, ROLLBACK, Listener, Namespace, check, failed, published
-from tests.support.pausing import paused
 from tests.support.polling import WAIT_S, patience, wait_for
 
 import commitlake

@@ -11,21 +11,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.support.cluster import free_port
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
 from tests.support.polling import WAIT_S, patience, wait_for
 
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.spark import runtime, session
 from commitlake.tables import Warehouse
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 SHOWN = {
     "reading": ["orders", "paid", "orders: 1 rows up to batch"],

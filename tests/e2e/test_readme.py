@@ -13,7 +13,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.killing import ROOT, kill
 from tests.support.polling import WAIT_S, wait_for, wait_until_equal
+from tests.support.running import Program
 from tests.support.tables import count
 
 README = (ROOT / "README.md").read_text()
@@ -48,30 +48,17 @@ class Readme:
             "COMMITLAKE__WAREHOUSE": str(place / "warehouse"),
             "COMMITLAKE__CHECKPOINTS": str(place / "checkpoints"),
         }
-        self.lines: list[str] = []
 
     def start(self) -> None:
         command = next(command for command in COMMANDS if "run" in command)
-        self.process = subprocess.Popen(
-            [part.replace(PORT, self.port) for part in command],
-            cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
+        self.running = Program([part.replace(PORT, self.port) for part in command], cwd=ROOT, env=self.environment)
 
     def await_ready(self) -> None:
         """Waits for READY, and takes the broker's port from there."""
-        wait_for(lambda: self._ready() or self.process.poll() is not None, 300, lambda: self.lines)
-        assert self._ready(), "".join(self.lines)
-        (self.port,) = re.findall(r"kafka=127\.0\.0\.1:(\d+)", self._ready())
-
-    def _ready(self) -> str:
-        return next((line for line in self.lines if "READY" in line), "")
+        wait_for(lambda: "READY" in self.running.said or self.running.process.poll() is not None, 300)
+        found = re.search(r"READY .*kafka=127\.0\.0\.1:(\d+)", self.running.said)
+        assert found, self.running.said
+        self.port = found[1]
 
     def python(self, *holding: str) -> str:
         """Run the snippets of other pages that hold each a text, one after the other, in the reader's directory."""
@@ -115,10 +102,10 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readme]:
     try:
         running.await_ready()
         yield running
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(WAIT_S) == 0, "".join(running.lines)
+        running.running.process.send_signal(signal.SIGINT)
+        assert running.running.process.wait(WAIT_S) == 0, running.running.said
     finally:
-        kill(running.process)
+        kill(running.running.process)
 
 
 @pytest.mark.short(core_seconds=120)  # nine commands and snippets, a process each

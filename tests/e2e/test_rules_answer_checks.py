@@ -20,8 +20,8 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyspark.sql import SparkSession
-from tests.support import postgres, running
-from tests.support import postgres_child as child
+from tests.support import databases, running
+from tests.support import shop_child as child
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
@@ -213,9 +213,9 @@ def test_a_coordinator_that_is_killed_while_rules_answer_ends_each_transaction_o
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Server]:
-    with postgres.cluster() as found:
-        postgres.execute(found.address, "CREATE TABLE orders (id TEXT PRIMARY KEY)", *created_by().split("; "))
+def server() -> Iterator[databases.Server]:
+    with databases.cluster() as found:
+        databases.execute(found.address, "CREATE TABLE orders (id TEXT PRIMARY KEY)", *created_by().split("; "))
         yield found
 
 
@@ -225,12 +225,12 @@ def asking(
     broker: EmbeddedBroker,
     prefix: str,
     tmp_path: Path,
-    server: postgres.Server,
+    server: databases.Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Lake]:
     """A lake whose coordinator asks the server each second."""
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
-    postgres.execute(server.address, "TRUNCATE orders")
+    monkeypatch.setenv("SHOP_PASSWORD", databases.PASSWORD)
+    databases.execute(server.address, "TRUNCATE orders")
     rule = {
         "database": f"postgresql://{server.address}/postgres", "user": "shop", "password": "env:SHOP_PASSWORD",
         "every": "1s",
@@ -240,18 +240,19 @@ def asking(
         yield lake
 
 
-def started(lake: Lake, server: postgres.Server, dies: str = "") -> subprocess.Popen[Any]:
+def started(lake: Lake, server: databases.Server, dies: str = "") -> subprocess.Popen[Any]:
     kafka = lake.config.kafka
-    given = {"servers": kafka.bootstrap_servers, "prefix": kafka.topic_prefix, "url": server.url(), "dies": dies}
+    where = {"servers": kafka.bootstrap_servers, "prefix": kafka.topic_prefix, "url": server.url()}
+    given = {"role": "rows", "dies": dies, **where}
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.postgres_child", json.dumps(given)],
+        [sys.executable, "-m", child.__name__, json.dumps(given)],
         env=ENVIRONMENT,
         cwd=ROOT,
         start_new_session=True,
     )
 
 
-def rows(server: postgres.Server) -> list[str]:
+def rows(server: databases.Server) -> list[str]:
     with psycopg.connect(server.url()) as database:
         return [row[0] for row in database.execute("SELECT id FROM orders")]
 
@@ -263,13 +264,13 @@ def wait_for_ends(lake: Lake, count: int) -> None:
     wait_for(lambda: max((row["batch_id"] for row in lake.rows("batches")), default=-1) >= last)
 
 
-def assert_told_as_stored(lake: Lake, server: postgres.Server) -> None:
+def assert_told_as_stored(lake: Lake, server: databases.Server) -> None:
     """Each row has its message, once, and no message is without its row."""
     assert Counter(row["keys"] for row in lake.rows("topics/orders")) == dict.fromkeys(rows(server), 1)
     assert lake.rows("rejected") == []
 
 
-def test_processes_that_are_killed_at_each_step_end_as_their_rows_have(asking: Lake, server: postgres.Server) -> None:
+def test_processes_that_are_killed_at_each_step_end_as_their_rows_have(asking: Lake, server: databases.Server) -> None:
     for dies in child.STEPS:
         started(asking, server, dies).wait(60)
     wait_for_ends(asking, 7)
@@ -282,7 +283,7 @@ def test_processes_that_are_killed_at_each_step_end_as_their_rows_have(asking: L
 
 
 def test_a_server_that_crashes_at_each_step_answers_when_it_is_there_again(
-    asking: Lake, server: postgres.Server
+    asking: Lake, server: databases.Server
 ) -> None:
     def crash(*_: object) -> None:
         server.stop()
@@ -313,7 +314,7 @@ def test_a_server_that_crashes_at_each_step_answers_when_it_is_there_again(
 
 @pytest.mark.soak
 def test_a_thousand_transactions_under_random_kills_end_as_their_rows_have(
-    asking: Lake, server: postgres.Server
+    asking: Lake, server: databases.Server
 ) -> None:
     seed = time.time_ns()
     print(f"seed {seed}")

@@ -8,12 +8,13 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.support import tables
-from tests.support.kafka_cluster import free_ports
+from tests.support.brokers import free_ports
 from tests.support.namespace import Listener
 from tests.support.polling import patience, wait_for, wait_until_equal
 from tests.support.running import Coordinator as Process
@@ -24,14 +25,10 @@ from commitlake import DefaultMQProducer, LocalTransactionState, Message, Transa
 from commitlake import config as configuration
 from commitlake.clients.producer.kafka_python import KafkaPythonEngine
 from commitlake.config import KafkaConfig
+from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import CommitLakeError, KafkaError, ProducerError
 from commitlake.protocol.encoding import Position
 from commitlake.tools.audit import admin
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from commitlake.coordinator.coordinator import Coordinator
 
 PREFIX, GROUP = "secured.", "shop"
 COMMIT, UNKNOW = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.UNKNOW

@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.rebuilding import crash
+from tests.property.model import crash
 
 from commitlake.coordinator.landing.positions import LandingPosition
 from commitlake.coordinator.landing.watermark import Watermark

@@ -8,8 +8,7 @@ from typing import TypeVar
 import numpy as np
 from hypothesis import given, note
 from hypothesis import strategies as st
-from tests.property.model import Model
-from tests.property.rebuilding import crash
+from tests.property.model import Model, crash
 
 from commitlake.protocol.encoding import Position as Place
 from commitlake.protocol.statemachine.advance import advance

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +20,9 @@ from deltalake import DeltaTable
 from tests.support.killing import ENVIRONMENT, ROOT, kill
 from tests.support.polling import wait_for
 from tests.support.topic_table import message, write
+
+import commitlake
+from commitlake.clients.consumer.group import Group, Texts
 
 LEASE = "2s"
 
@@ -32,7 +37,7 @@ class Instance:
         given = {"database": str(place / "points.db"), "warehouse": str(place / "warehouse"), "name": name}
         told = json.dumps({**given, "arguments": arguments, **plan})
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.consumer_child", told],
+            [sys.executable, "-m", "tests.recovery.test_consumer_kills", told],
             env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         self.started.append(self)
@@ -162,3 +167,46 @@ def test_forty_kills_of_three_instances(tmp_path: Path) -> None:
     wait_for(lambda: {position for position, *_ in got(tmp_path)} == set(expected), 120)
     for instance in running.values():
         instance.stop()
+
+
+def die_at(commit: int, when: str) -> None:
+    """End by SIGKILL `before` or `after` a commit of the group's leases, counted from 1."""
+    replace, count = Group._replace, 0
+
+    def replace_or_die(self: Group, before: Texts, after: Texts) -> None:
+        nonlocal count
+        count += 1
+        if (count, when) == (commit, "before"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(self, before, after)
+        if count == commit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Group._replace = replace_or_die  # type: ignore[method-assign]
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    if "dies" in plan:
+        die_at(*plan["dies"])
+    with sqlite3.connect(plan["database"], timeout=60, isolation_level=None) as db:
+        db.execute("CREATE TABLE IF NOT EXISTS got (position TEXT, attempt INT, instance TEXT)")
+        db.execute("CREATE TABLE IF NOT EXISTS booked (position TEXT)")
+        books = sqlite3.connect(plan["database"], timeout=60)
+        with commitlake.consume({"warehouse": plan["warehouse"]}, "orders", **plan["arguments"]) as messages:
+            print("READY", flush=True)
+            for message in messages:
+                db.execute("INSERT INTO got VALUES (?, ?, ?)", [message.position, message.attempt, plan["name"]])
+                with message.once(books, create=True) as is_new:
+                    if is_new:
+                        books.execute("INSERT INTO booked VALUES (?)", [message.position])
+                time.sleep(plan.get("pause_s", 0))
+                if message.attempt <= plan.get("failures", {}).get(message.keys, 0):
+                    message.retry("200ms")
+                else:
+                    message.done()
+    print("CLOSED", flush=True)
+
+
+if __name__ == "__main__":
+    main()

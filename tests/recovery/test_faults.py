@@ -21,13 +21,13 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from tests.support import producer_child
+from tests.support import order_load
 from tests.support.cluster import free_port
 from tests.support.killing import ENVIRONMENT, Run, kill
 from tests.support.lake import Lake
+from tests.support.misfortune import SmallDisk
 from tests.support.polling import WAIT_S, patience, wait_for
 from tests.support.running import coordinator
-from tests.support.small_disk import SmallDisk
 from tests.support.traffic import HASTY, Traffic
 
 from commitlake import TransactionMQProducer
@@ -140,7 +140,7 @@ def test_checks_of_a_killed_producer_are_answered_by_its_group(spark: SparkSessi
     where: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
     with (
         Coordinator(spark, settings).start(),
-        TransactionMQProducer("shop", producer_child.Orders(database), **where, options=producer_child.QUICK),
+        TransactionMQProducer("shop", order_load.Orders(database), **where, options=order_load.QUICK),
     ):
         with ExitStack() as processes:
             killed = [
@@ -148,7 +148,7 @@ def test_checks_of_a_killed_producer_are_answered_by_its_group(spark: SparkSessi
                 for moment in ("before", "after")
             ]
             assert [process.wait(WAIT_S) for process in killed] == [-signal.SIGKILL] * 2
-        sent = producer_child.COUNT * 2
+        sent = order_load.COUNT * 2
         wait_for(lambda: len(lake.rows("transactions")) == sent, why=lambda: lake.rows("transactions"))
     with sqlite3.connect(database) as db:
         orders = sorted(row[0] for row in db.execute("SELECT id FROM orders"))
@@ -156,14 +156,14 @@ def test_checks_of_a_killed_producer_are_answered_by_its_group(spark: SparkSessi
     assert sorted(row["keys"] for row in lake.topic("orders")) == orders
     keys = {row["message_id"]: row["keys"] for row in lake.rows("half")}
     checked = {keys[row["message_id"]]: row["state"] for row in lake.rows("transactions") if row["reason"] == "CHECK"}
-    last = producer_child.COUNT - 1
+    last = order_load.COUNT - 1
     assert (checked[f"before-{last}"], checked[f"after-{last}"]) == ("ROLLED_BACK", "COMMITTED")
 
 
 @contextmanager
 def a_producer(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """An instance of the group in a process of its own; for the arguments see `producer_child`."""
-    command = [sys.executable, "-m", producer_child.__name__, *arguments]
+    """An instance of the group in a process of its own; for the arguments see `order_load`."""
+    command = [sys.executable, "-m", order_load.__name__, *arguments]
     process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True)
     try:
         yield process

@@ -45,6 +45,17 @@ def admin(broker: EmbeddedBroker) -> Iterator[KafkaAdminClient]:
     client.close()
 
 
+def tells(monkeypatch: pytest.MonkeyPatch, **changes: int) -> None:
+    """A broker tells another end, or epoch, of partition 0 of `half`."""
+    ends = topics.log_ends
+
+    def others(*given: Any) -> LogEnds:
+        found = ends(*given)
+        return {**found, ("half", 0): found["half", 0]._replace(**changes)}
+
+    monkeypatch.setattr("commitlake.coordinator.landing.start.log_ends", others)
+
+
 def refusal(spark: SparkSession, lake: Lake, **changes: object) -> str:
     """What the first act of a start says against this Kafka."""
     with pytest.raises(IdentityError) as caught:
@@ -289,15 +300,8 @@ def test_a_log_that_ends_early_stops_the_start_until_accepted(
 ) -> None:
     lake.commit("a", "b", "c")
     lake.run(spark)
-    ends = topics.log_ends
-
-    def restored(*given: Any) -> LogEnds:
-        """What a broker tells that was restored from before the last record of queue 0."""
-        found = ends(*given)
-        return {**found, ("half", 0): found["half", 0]._replace(offset=2)}
-
-    with monkeypatch.context() as older:
-        older.setattr("commitlake.coordinator.landing.start.log_ends", restored)
+    with monkeypatch.context() as restored:
+        tells(restored, offset=2)  # from before the last record of queue 0
         error = refusal(spark, lake)
         assert f"{lake.config.kafka.topic('half')}, partition 0 ends at offset 2, but 3 is the next to land" in error
         begun = begin(lake.configured(accept_lost_range="true"), Warehouse(spark, lake.config.warehouse))
@@ -312,14 +316,8 @@ def test_a_broker_that_was_restored_and_has_grown_again_stops_the_start_until_ac
     topics.ensure_topics(lake.config)
     warehouse = Warehouse(spark, lake.config.warehouse)
     warehouse.create()
-    ends = topics.log_ends
-
-    def later(*given: Any) -> LogEnds:
-        found = ends(*given)
-        return {**found, ("half", 0): found["half", 0]._replace(epoch=3)}
-
     with monkeypatch.context() as before:
-        before.setattr("commitlake.coordinator.landing.start.log_ends", later)
+        tells(before, epoch=3)
         begin(lake.config, warehouse)
     half = lake.config.kafka.topic("half")
     assert f"answered for {half}-0: start again in a minute" in refusal(spark, lake)

@@ -1,4 +1,4 @@
-"""A coordinator in a session like those of Databricks (`databricks_child`), which is killed, starts again, and ends.
+"""A coordinator in a session like those of Databricks (`support/databricks`), which is killed, starts again, and ends.
 
 Beside it jobs and notebooks run there.
 """
@@ -40,7 +40,7 @@ class Notebook:
     def __init__(self, root: Path, log: Path, *runs: str) -> None:
         self._log = log
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.databricks_child", str(root), *runs],
+            [sys.executable, "-m", "tests.support.databricks", str(root), *runs],
             stdin=subprocess.PIPE, stdout=log.open("w"), stderr=subprocess.STDOUT, cwd=root, start_new_session=True,
             env={**ENVIRONMENT, "PYSPARK_PYTHON": sys.executable, "MPLBACKEND": "Agg"},
         )  # fmt: skip

@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,18 +21,12 @@ from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.land import Landing
 from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError
-from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.clock import now_ms
 
 TIMINGS = {"transaction.timeout": "1s", "transaction.check_interval": "1s", "transaction.op_park_time": "3s"}
+pytestmark = pytest.mark.lake(TIMINGS)
 SOON_S = 15
 """Timeout, a round or two on two busy cores, and the check's way to Kafka."""
-
-
-@pytest.fixture
-def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
-    with Lake(broker.bootstrap_servers, prefix, tmp_path, **TIMINGS) as opened:
-        yield opened
 
 
 @contextmanager
@@ -60,11 +53,6 @@ def is_asked(lake: Lake, tid: str) -> bool:
     return any(check.transaction_id == tid for check in lake.checks())
 
 
-def wait_until_warm(lake: Lake) -> None:
-    """The first round of a start takes several times as long as others."""
-    wait_for(lambda: len({row["batch_id"] for row in lake.rows("transactions")}) > 1)
-
-
 def cut_short(spark: SparkSession, lake: Lake, silent: str) -> None:
     """A landing wrote all its tables, a record of a partition that is silent from now on too, and was cut off."""
     lake.run(spark)
@@ -88,7 +76,8 @@ def test_a_hanging_transaction_is_asked_though_a_landing_was_cut_short(
 ) -> None:
     cut_short(spark, lake, silent)
     with steady_traffic(lake), Coordinator(spark, lake.config).start():
-        wait_until_warm(lake)
+        # The first round of a start takes several times as long as others.
+        wait_for(lambda: len({row["batch_id"] for row in lake.rows("transactions")}) > 1)
         lake.half("hanging")
         wait_for(lambda: is_asked(lake, "hanging"), SOON_S * patience())
 

@@ -19,11 +19,11 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+from tests.support.brokers import UnsteadyBroker, paused
 from tests.support.cluster import free_port
 from tests.support.faults import WriteFault, WriteFaults
 from tests.support.lake import Lake, newest
 from tests.support.namespace import Listener
-from tests.support.pausing import UnsteadyBroker, paused
 from tests.support.polling import patience, wait_for
 from tests.support.prometheus import get, samples
 from tests.support.running import coordinator
@@ -45,11 +45,6 @@ STEPS = (
     *("discarded", "checks", "batches", "deliveries"),
 )
 AGAIN = "all queries run again, after"
-
-
-def begun_again(caplog: pytest.LogCaptureFixture) -> int:
-    """How many times all queries have."""
-    return caplog.text.count(AGAIN)
 
 
 class Failures(WriteFaults):
@@ -108,7 +103,7 @@ def test_a_write_that_fails_at_any_step_is_gone_about_again(
             wait_for(partial(failures.happened, due), 300, lambda: running.await_termination(0))
             wait_for(lambda: caplog.text.rfind(AGAIN) > caplog.text.rfind("all queries begin again in"), 300)
         wait_for(lambda: running.await_termination(0) or traffic.is_over(), 400)
-        assert 1 < begun_again(caplog) + 1 <= running.epoch <= count + 1  # two steps may fail at once, or a start
+        assert 1 < caplog.text.count(AGAIN) + 1 <= running.epoch <= count + 1  # two steps may fail at once, or a start
     assert (
         len(re.findall(r"begin again in 0 s, try \d+ of .* the (landing|coordination) query failed", caplog.text)) > 1
     )

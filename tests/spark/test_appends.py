@@ -199,8 +199,9 @@ def test_a_damaged_note_of_the_last_checkpoint_holds_up_no_append(
     assert topics(warehouse) == ["a", "b"]
 
 
-def test_an_append_of_no_rows_commits_nothing(spark: SparkSession, warehouse: Warehouse) -> None:
-    warehouse.append(rows(spark, "a").where("false"), NAME, MARKER)
+@pytest.mark.parametrize("few", [True, False])
+def test_an_append_of_no_rows_commits_nothing(spark: SparkSession, warehouse: Warehouse, few: bool) -> None:
+    warehouse.append(rows(spark, "a").where("false"), NAME, MARKER, few=few)
     assert [path.name for path in log_of(warehouse).glob("*.json")] == [f"{0:020}.json"]
 
 
@@ -353,11 +354,6 @@ def test_a_commit_says_what_a_plain_one_says(spark: SparkSession, empty: Warehou
     assert all(add["dataChange"] and set(add) == set(expected[0]) for add in added)
 
 
-def test_no_file_is_left_in_the_scratch_table(empty: Warehouse) -> None:
-    fill(empty)
-    assert list(Path(empty.root, "_staged").rglob("*.parquet")) == []
-
-
 def test_a_topic_whose_commit_fails_is_told_and_the_others_are_there(empty: Warehouse) -> None:
     fill(empty)
     Path(empty.locate(topic_table("t3")), "queue_id=1").rename(Path(empty.root, "away"))
@@ -468,15 +464,6 @@ def test_a_row_that_breaks_a_tables_constraint_is_refused_and_the_other_topics_h
     }
 
 
-def test_each_table_gets_an_append_of_its_own_where_delta_has_no_such_classes(
-    empty: Warehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("commitlake.tables.direct_append._WRITE", "NoSuchClass")
-    assert empty._staging() is None
-    fill(empty)
-    assert empty.read(topic_table("t4")).count() == 20
-
-
 MARKED = {"of": 7}
 RETRY = topic_table("%RETRY%g")
 NAMES = [*map(TableName, TABLES), RETRY]
@@ -574,14 +561,10 @@ def test_rows_of_every_table_are_those_of_deltas_writer(
         each.append(rows, name, MARKED, few=True)
     assert (writers(ours, name), writers(theirs, name)) == ({"parquet-cpp-arrow"}, {"parquet-mr"})
     assert ours.markers(name, 1) == theirs.markers(name, 1) == [MARKED]
-    read = [each.read(name).selectExpr(*readable(name)).sort(*name.layout.columns) for each in (ours, theirs)]
+    sortable = [f"to_json(struct(`{column}`)) AS `{column}`" for column in name.layout.columns]
+    read = [each.read(name).selectExpr(*sortable).sort(*name.layout.columns) for each in (ours, theirs)]
     assert_df_equality(read[0], read[1])
     assert read_by_delta(ours, name) == read_by_delta(theirs, name)
-
-
-def readable(name: TableName) -> list[str]:
-    """Columns as SQL that can be sorted."""
-    return [f"to_json(struct(`{column}`)) AS `{column}`" for column in name.layout.columns]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -715,11 +698,6 @@ def test_an_observation_of_the_rows_is_there(spark: SparkSession, one_table: War
     rows = some_rows(spark, RETRY.layout, 9).withColumn("size", F.lit(3))
     one_table.append(rows.observe(seen, F.sum("size").alias("bytes")), RETRY, few=True)
     assert (seen.get, writers(one_table, RETRY)) == ({"bytes": 27}, {"parquet-cpp-arrow"})
-
-
-def test_no_rows_commit_nothing(spark: SparkSession, one_table: Warehouse) -> None:
-    one_table.append(some_rows(spark, RETRY.layout, 0), RETRY, MARKED, few=True)
-    assert one_table.version(RETRY) == 0
 
 
 def test_a_kill_between_a_file_and_its_commit_shows_nothing(

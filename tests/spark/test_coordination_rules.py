@@ -270,24 +270,6 @@ def test_a_delayed_message_is_visible_at_the_first_batch_after_its_time(story: S
     assert rows["in 1 s"]["batch_id"] <= rows["in 2 s"]["batch_id"]
 
 
-def test_a_delay_level_counts_from_the_append_time(story: Story) -> None:
-    row = next(row for row in story.lake.rows("delayed") if row["message_id"] == "level")
-    assert (row["deliver_at"] - row["stored_at"]).total_seconds() == 1
-
-
-def test_a_relative_delay_of_a_half_message_counts_from_its_op(story: Story, ledger: Any) -> None:
-    op = next(
-        row for row in story.lake.rows("op") if Record("op", row["queue"], row["op_offset"]) == story.op["relative"]
-    )
-    waits = ledger[story.half["relative"], 0]["deliver_at"] - op["stored_at"]
-    assert waits.total_seconds() == 3_600
-
-
-def test_an_absolute_delay_of_a_half_message_is_absolute(story: Story, ledger: Any) -> None:
-    due = ledger[story.half["absolute"], 0]["deliver_at"].timestamp() * 1_000
-    assert round(due) == story.start_ms + 3_600_000
-
-
 def test_a_recalled_or_waiting_message_is_not_visible(story: Story, visible: Any) -> None:
     shown = {at for source, at in visible if source == "messages"}
     assert not shown & {story.message[name] for name in ("recalled", "recalled early", "waiting")}

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from delta.tables import DeltaTable
@@ -19,14 +19,12 @@ import commitlake
 from commitlake import config
 from commitlake.coordinator.maintenance.run import Maintenance
 from commitlake.errors import WarehouseError
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.protocol.clock import now_ms
 from commitlake.tables import Warehouse, topic_table
 from commitlake.tools import erase as erasing
 from commitlake.tools.audit.audit import audit
 from commitlake.tools.erase import ERASED, ToErase
-
-if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 ANN = ToErase("people", "ann", None)
 SECRET = secrets.token_hex(64)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.lake import Lake
-
-from commitlake.kafka.embedded import EmbeddedBroker
 
 pytest.importorskip("pyiceberg", reason="pyiceberg is not installed: pip install -e '.[iceberg]' -c constraints.txt")
 
@@ -18,12 +14,6 @@ from tests.support.as_iceberg import AsIceberg
 
 FIRST = "id BIGINT, amount DECIMAL(10, 2), at TIMESTAMP, who STRUCT<name: STRING, tags: ARRAY<STRING>>"
 BODY = {"id": 17, "amount": "12.50", "at": "2026-11-29T05:00:00Z", "who": {"name": "ann", "tags": ["a"], "age": 7}}
-
-
-@pytest.fixture
-def lake(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Iterator[Lake]:
-    with Lake(broker.bootstrap_servers, prefix, tmp_path) as opened:
-        yield opened
 
 
 def schema(text: str) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -21,12 +21,10 @@ from tests.support.topic_table import rest, running
 import commitlake
 from commitlake.coordinator.coordinator import Coordinator
 from commitlake.errors import WarehouseError
+from commitlake.kafka.embedded import EmbeddedBroker
 from commitlake.reading.questions.find import find
 from commitlake.reading.questions.tables import opened
 from commitlake.tools.audit.audit import audit
-
-if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.avro import DECIMAL, FIELDS, GOOD, VALUE, body, long, record, text
-from tests.support.typed_rows import appended, prepared, values
+from tests.support.typed_rows import DECIMAL, FIELDS, GOOD, VALUE, appended, body, long, prepared, record, text, values
 
 from commitlake import config
 from commitlake.errors import ConfigError

@@ -13,7 +13,7 @@ import deltalake
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from commitlake import config
@@ -34,6 +34,18 @@ def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     created.create()
     created.ensure_topic("%RETRY%g")
     return created
+
+
+@pytest.fixture
+def of_catalog(spark: SparkSession, tmp_path: Path) -> Iterator[Warehouse]:
+    """In a schema of the session's catalog, at `a place`."""
+    spark.sql(f"CREATE DATABASE tables_of_a_test LOCATION '{tmp_path}/a place'")
+    yield Warehouse(spark, "schema:spark_catalog.tables_of_a_test")
+    spark.sql("DROP DATABASE tables_of_a_test CASCADE")
+
+
+def batch(spark: SparkSession, number: int = 7) -> DataFrame:
+    return spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at, 1 as landing_id")
 
 
 @pytest.mark.short
@@ -98,10 +110,9 @@ def test_a_table_that_is_gone_is_made_anew_only_where_an_older_version_lacked_it
 
 def test_a_table_whose_log_lacks_a_file_is_named(spark: SparkSession, tmp_path: Path) -> None:
     """Delta says `DELTA_VERSIONS_NOT_CONTIGUOUS`, and not of which table."""
-    rows = spark.sql("select 7 as batch_id, current_timestamp() as completed_at, 1 as landing_id")
     Warehouse(spark, str(tmp_path)).create()
     for _ in range(3):
-        Warehouse(spark, str(tmp_path)).append(rows, "batches")
+        Warehouse(spark, str(tmp_path)).append(batch(spark), "batches")
     gone = tmp_path / "batches" / "_delta_log" / f"{2:020}.json"
     gone.unlink()
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
@@ -149,29 +160,23 @@ def test_a_warehouse_of_a_newer_contract_is_refused_before_anything_is_written(
     assert (warehouse.version("epochs"), warehouse.version("half")) == (before[0] + 1, before[1])
 
 
-def test_tables_may_be_in_a_catalog(spark: SparkSession) -> None:
-    spark.sql("create database if not exists tables_in_catalog")
-    try:
-        warehouse = Warehouse(spark, "schema:spark_catalog.tables_in_catalog")
-        warehouse.create()
-        warehouse.ensure_topic("orders")
-        warehouse.ensure_topic("TopicTest")
-        assert [name for name in ("orders", "TopicTest", "my-topic", "%RETRY%g") if warehouse.may_hold(name)] == [
-            "orders",
-            "TopicTest",
-        ]
-        topics = Topics(warehouse, 10, lambda _: None)
-        sent = "select 'half' as target, topic, timestamp_millis(at) as stored_at from values {} as (topic, at)"
-        topics.admit(spark.sql(sent.format("('ORDERS', 1), ('New', 3), ('new', 2), ('other', 4)")))
-        assert topics.names == {"orders", "TopicTest", "new", "other"}, "case does not count there"
-        assert Warehouse(spark, warehouse.root).topics() == topics.names
-        warehouse.append(
-            spark.sql("select 1 as batch_id, current_timestamp() as completed_at, 1 as landing_id"), "batches", {"n": 1}
-        )
-        assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
-        assert warehouse.read(topic_table("orders")).columns == TOPIC.columns
-    finally:
-        spark.sql("drop database tables_in_catalog cascade")
+def test_tables_may_be_in_a_catalog(spark: SparkSession, of_catalog: Warehouse) -> None:
+    warehouse = of_catalog
+    warehouse.create()
+    warehouse.ensure_topic("orders")
+    warehouse.ensure_topic("TopicTest")
+    assert [name for name in ("orders", "TopicTest", "my-topic", "%RETRY%g") if warehouse.may_hold(name)] == [
+        "orders",
+        "TopicTest",
+    ]
+    topics = Topics(warehouse, 10, lambda _: None)
+    sent = "select 'half' as target, topic, timestamp_millis(at) as stored_at from values {} as (topic, at)"
+    topics.admit(spark.sql(sent.format("('ORDERS', 1), ('New', 3), ('new', 2), ('other', 4)")))
+    assert topics.names == {"orders", "TopicTest", "new", "other"}, "case does not count there"
+    assert Warehouse(spark, warehouse.root).topics() == topics.names
+    warehouse.append(batch(spark), "batches", {"n": 1})
+    assert (warehouse.read("batches").count(), warehouse.markers("batches")) == (1, [{"n": 1}])
+    assert warehouse.read(topic_table("orders")).columns == TOPIC.columns
 
 
 def test_a_table_stays_where_an_older_version_has_put_it(spark: SparkSession, tmp_path: Path) -> None:
@@ -206,24 +211,21 @@ def test_a_table_whose_creation_was_cut_short_is_created(spark: SparkSession, tm
     assert warehouse.found_topics() == {"orders"}
 
 
-def test_a_table_whose_creation_in_a_catalog_was_cut_short_is_created(spark: SparkSession, tmp_path: Path) -> None:
-    place = tmp_path / "a place"
-    spark.sql(f"create database cut_short location '{place}'")
-    try:
-        (place / "half/_delta_log/_staged_commits").mkdir(parents=True)
-        warehouse = Warehouse(spark, "schema:spark_catalog.cut_short")
-        warehouse.create()
-        (place / "topic_topictest/_delta_log/_staged_commits").mkdir(parents=True)  # as Spark writes `TopicTest`
-        warehouse.ensure_topic("TopicTest")
-        assert warehouse.topics() == {"TopicTest"}
-        assert warehouse.read("half").count() == warehouse.read(topic_table("TopicTest")).count() == 0
-        create_at_path(spark, f"{place}/topic_others", TOPIC)
-        before = sorted(path.name for path in (place / "topic_others/_delta_log").iterdir())
-        with pytest.raises(WarehouseError, match=r"topic_others.*fix the cause"):
-            warehouse.ensure_topic("others")
-        assert sorted(path.name for path in (place / "topic_others/_delta_log").iterdir()) == before
-    finally:
-        spark.sql("drop database cut_short cascade")
+def test_a_table_whose_creation_in_a_catalog_was_cut_short_is_created(
+    spark: SparkSession, of_catalog: Warehouse, tmp_path: Path
+) -> None:
+    place, warehouse = tmp_path / "a place", of_catalog
+    (place / "half/_delta_log/_staged_commits").mkdir(parents=True)
+    warehouse.create()
+    (place / "topic_topictest/_delta_log/_staged_commits").mkdir(parents=True)  # as Spark writes `TopicTest`
+    warehouse.ensure_topic("TopicTest")
+    assert warehouse.topics() == {"TopicTest"}
+    assert warehouse.read("half").count() == warehouse.read(topic_table("TopicTest")).count() == 0
+    create_at_path(spark, f"{place}/topic_others", TOPIC)
+    before = sorted(path.name for path in (place / "topic_others/_delta_log").iterdir())
+    with pytest.raises(WarehouseError, match=r"topic_others.*fix the cause"):
+        warehouse.ensure_topic("others")
+    assert sorted(path.name for path in (place / "topic_others/_delta_log").iterdir()) == before
 
 
 def test_a_log_that_is_not_a_tables_is_left_alone_and_named(spark: SparkSession, tmp_path: Path) -> None:
@@ -242,9 +244,7 @@ def test_rows_of_a_table_that_never_got_any_need_no_scan(spark: SparkSession, tm
     plan = tables.rows("batches")._jdf.queryExecution().optimizedPlan().toString()
     assert plan.startswith("LocalRelation <empty>")
     for number in range(3):
-        tables.append(
-            spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at, 1 as landing_id"), "batches"
-        )
+        tables.append(batch(spark, number), "batches")
     assert tables.rows("batches").count() == 3
     deltalake.DeltaTable(tables.locate("batches")).create_checkpoint()
     (tmp_path / "batches" / "_delta_log" / "00000000000000000000.json").unlink()
@@ -267,10 +267,7 @@ def test_an_append_outside_utc_rebuilds_no_state_of_its_table(spark: SparkSessio
         tables = Warehouse(spark, str(tmp_path))
         tables.create()
         for number in range(3):
-            tables.append(
-                spark.sql(f"select {number} as batch_id, current_timestamp() as completed_at, 1 as landing_id"),
-                "batches",
-            )
+            tables.append(batch(spark, number), "batches")
         log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, tables.locate("batches"))
         assert log.unsafeVolatileSnapshot().version() == 3
         assert not log.unsafeVolatileSnapshot().stateReconstructionTriggered()
@@ -285,14 +282,9 @@ def test_a_property_is_read_as_it_was_set_whatever_it_says(warehouse: Warehouse,
     assert warehouse.property("half", "commitlake.test") == text
 
 
-def test_a_topic_of_a_catalog_has_its_name_whatever_it_says(spark: SparkSession) -> None:
-    spark.sql("CREATE DATABASE hidden_names")
-    try:
-        tables = Warehouse(spark, "schema:spark_catalog.hidden_names")
-        tables.ensure_topic("HourlyOrders")
-        assert list(tables._catalog_topics()) == ["HourlyOrders"]
-    finally:
-        spark.sql("DROP DATABASE hidden_names CASCADE")
+def test_a_topic_of_a_catalog_has_its_name_whatever_it_says(of_catalog: Warehouse) -> None:
+    of_catalog.ensure_topic("HourlyOrders")
+    assert list(of_catalog._catalog_topics()) == ["HourlyOrders"]
 
 
 KEY = "spark.delta.logStore.s3a.impl"
@@ -363,16 +355,13 @@ def _metadata(schema: str) -> SimpleNamespace:
     return SimpleNamespace(json=lambda: json.dumps({"metaData": found}))
 
 
-def test_views_and_tables_of_other_formats_in_a_catalog_are_no_topics(spark: SparkSession) -> None:
-    spark.sql("CREATE DATABASE with_others")
-    try:
-        tables = Warehouse(spark, "schema:spark_catalog.with_others")
-        tables.ensure_topic("orders")
-        spark.sql("CREATE VIEW spark_catalog.with_others.topic_view AS SELECT 1 AS one")
-        spark.sql("CREATE TABLE spark_catalog.with_others.topic_parquet (one int) USING parquet")
-        assert tables.found_topics() == {"orders"}
-    finally:
-        spark.sql("DROP DATABASE with_others CASCADE")
+def test_views_and_tables_of_other_formats_in_a_catalog_are_no_topics(
+    spark: SparkSession, of_catalog: Warehouse
+) -> None:
+    of_catalog.ensure_topic("orders")
+    spark.sql("CREATE VIEW spark_catalog.tables_of_a_test.topic_view AS SELECT 1 AS one")
+    spark.sql("CREATE TABLE spark_catalog.tables_of_a_test.topic_parquet (one int) USING parquet")
+    assert of_catalog.found_topics() == {"orders"}
 
 
 def test_tables_are_made_at_a_uri_of_this_machine(spark: SparkSession, tmp_path: Path) -> None:

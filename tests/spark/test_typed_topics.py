@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -31,8 +30,7 @@ from commitlake.tables.schemas import STATISTICS, TOPIC
 from commitlake.tools import erase as erasing
 from commitlake.tools.audit.audit import audit
 
-if TYPE_CHECKING:
-    from commitlake.kafka.embedded import EmbeddedBroker
+pass
 
 SCHEMA = "id BIGINT, amount DECIMAL(10, 2), at TIMESTAMP, who STRUCT<name: STRING, tags: ARRAY<STRING>>"
 GOOD = {"id": 17, "amount": "12.50", "at": "2026-11-29T05:00:00Z", "who": {"name": "ann", "tags": ["a", "b"]}}
@@ -60,10 +58,7 @@ def schemas(schema: str = SCHEMA, *topics: str) -> dict[str, Any]:
     return {"topics.schemas": {topic: {"format": "json", "schema": schema} for topic in topics or ("orders",)}}
 
 
-@pytest.fixture
-def lake(broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lake]:
-    with Lake(broker.bootstrap_servers, f"typed{abs(hash(request.node.name))}.", tmp_path, **schemas()) as lake:
-        yield lake
+pytestmark = pytest.mark.lake(schemas())
 
 
 def bodies(lake: Lake, **by_name: bytes) -> None:

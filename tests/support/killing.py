@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from tests.support.lake import Lake
 from tests.support.polling import wait_for
+
+from commitlake.config.locations import JVM_LOCK
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'lib'}:{ROOT}"}
@@ -219,3 +221,23 @@ def cut_checkpoints(lake: Lake) -> None:
     for file in (lake.root / "checkpoints").rglob("*"):
         if file.is_file():
             os.truncate(file, min(3, file.stat().st_size))
+
+
+_HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def held(warehouse: Path) -> Iterator[None]:
+    """Its lock is taken by another process."""
+    command = [sys.executable, "-c", _HOLDER, str(warehouse / JVM_LOCK)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield
+        holder.kill()

@@ -1,10 +1,8 @@
-"""Producers, for asyncio too, over a Kafka that is a list, without checks."""
+"""Producers, for asyncio too, over a Kafka that is a list, without checks; and the settings that they read."""
 
 from __future__ import annotations
 
 import threading
-
-from tests.support.published import SETTINGS
 
 from commitlake import AsyncTransactionMQProducer, TransactionMQProducer
 from commitlake.config import KafkaConfig
@@ -43,3 +41,16 @@ def connect(producer: TransactionMQProducer, kafka: Kafka) -> None:
     producer._answer_checks = lambda: None  # type: ignore[method-assign]
     conf = KafkaConfig("memory:9092", "commitlake.", queues=1, options={})
     producer._link = MemoryLink(conf, MemoryEngine("commitlake.", 1, kafka.append), lambda: SETTINGS)
+
+
+SETTINGS = wire.Settings(
+    max_message_size=1_000,
+    delay_levels=("1s", "5s"),
+    delay_max_ms=60_000,
+    reject_transactions=False,
+    queues=4,
+    max_queues=64,
+    topics_allowed=("*",),
+    topics_max=10,
+    topics=(),
+)

@@ -1,22 +1,41 @@
-"""A coordinator as users start it: `./spark-submit.sh run` in a process group of its own."""
+"""Programs as users start them: `./spark-submit.sh run` in a process group of its own, and tools of other languages."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from tests.support.foreign import foreign_modules
+import pytest
 from tests.support.killing import ROOT, kill
 from tests.support.polling import wait_for
 
 
-class Coordinator:
-    """The process, and its output so far."""
+class Program:
+    """A command in a process group of its own, and its output so far."""
+
+    def __init__(self, command: Sequence[str], **how: Any) -> None:
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **how
+        )
+        self.said = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+
+
+class Coordinator(Program):
+    """One in `place`, where nobody has put settings for Python's workers, as a session of this process does."""
 
     def __init__(
         self,
@@ -30,23 +49,12 @@ class Coordinator:
         self.warehouse = place / "warehouse"
         given = {"warehouse": self.warehouse, "checkpoints": place / "checkpoints", **settings}
         pairs = [part for key, value in given.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
-        self.process = subprocess.Popen(
+        environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+        super().__init__(
             [str(ROOT / "spark-submit.sh"), "run", *arguments, *pairs, "--master", master],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
             cwd=foreign_modules(place),
-            env={**_of_a_shell(), "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
+            env={**environment, "COMMITLAKE_SPARK_ARGS": f"--conf spark.driver.memory={heap} {spark_args}"},
         )
-        self.said = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said += line
 
     def ready(self, seconds: float = 300) -> dict[str, str]:
         """Waits for READY; returns what stands after it."""
@@ -90,24 +98,33 @@ class Coordinator:
         return found
 
 
-def _of_a_shell() -> dict[str, str]:
-    """This process's environment, without the Python that a session of its own has named for its workers."""
-    return {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-
-
 @contextmanager
-def coordinator(
-    place: Path,
-    *arguments: str,
-    heap: str = "1g",
-    spark_args: str = "",
-    master: str = "local[2]",
-    **settings: object,
-) -> Iterator[Coordinator]:
-    """A coordinator that is gone when the test is over, whatever happened."""
-    running = Coordinator(place, *arguments, heap=heap, spark_args=spark_args, master=master, **settings)
+def coordinator(place: Path, *arguments: str, **given: Any) -> Iterator[Coordinator]:
+    """A `Coordinator` that is gone when the test is over, whatever happened."""
+    running = Coordinator(place, *arguments, **given)
     try:
         yield running
     finally:
         kill(running.process)
         running.end()
+
+
+FOREIGN = ("commitlake", "kafka", "yaml", "numpy", "queue", "typer")
+
+
+def foreign_modules(place: Path) -> Path:
+    """A working directory whose modules have names of others; no process of CommitLake runs one of them."""
+    here = place / "here"
+    here.mkdir(exist_ok=True)
+    for name in FOREIGN:
+        (here / f"{name}.py").write_text("raise SystemExit(f'the file {__file__} of the working directory was run')")
+    return here
+
+
+def fetch(*command: str, cwd: Path | None = None) -> None:
+    """Lets a tool fetch packages; skips the test where the tool is not there, or can't reach its registry."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{command[0]} can't fetch: {done.stderr[-200:]}")

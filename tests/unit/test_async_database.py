@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from tests.support.lite_database import LiteDatabase
+from tests.support.databases import LiteDatabase
 from tests.support.memory_kafka import Kafka, producer
 
 from commitlake import AsyncTransactionMQProducer, DatabaseListener, LocalTransactionState, Message, MessageExt

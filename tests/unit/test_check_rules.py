@@ -19,8 +19,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.support import postgres, table_features
-from tests.support.lite_database import LiteDatabase
+from tests.support import databases, topic_table
+from tests.support.databases import LiteDatabase
 from tests.support.polling import wait_for
 from tests.support.topic_table import half as row_of_half
 from tests.support.topic_table import written
@@ -228,7 +228,7 @@ def test_where_the_table_has_no_row_only_absent_and_age_hold(
 
 def test_a_row_that_the_table_deleted_by_a_vector_is_absent(warehouse: Path, tmp_path: Path) -> None:
     given = {**GIVEN, "table": business(tmp_path / "orders")}
-    table_features.delete(tmp_path / "orders", [0])
+    topic_table.delete(tmp_path / "orders", [0])
     assert decisions(warehouse, given) == {
         "paid": "ROLLBACK",
         "cancelled": "ROLLBACK",
@@ -239,8 +239,8 @@ def test_a_row_that_the_table_deleted_by_a_vector_is_absent(warehouse: Path, tmp
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with postgres.server() as address:
-        postgres.execute(
+    with databases.server() as address:
+        databases.execute(
             address,
             "CREATE TYPE stage AS ENUM ('NEW', 'PAID', 'CANCELLED', 'BOTH')",
             'CREATE TABLE orders (id TEXT PRIMARY KEY, state stage, "Amount" NUMERIC(10, 2), note TEXT)',
@@ -254,7 +254,7 @@ def server() -> Iterator[str]:
 @pytest.fixture
 def database(server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Its address, where the environment has the password."""
-    monkeypatch.setenv("SHOP_PASSWORD", postgres.PASSWORD)
+    monkeypatch.setenv("SHOP_PASSWORD", databases.PASSWORD)
     return server
 
 
@@ -272,7 +272,7 @@ def rule_of_database(address: str, **changes: str) -> dict[str, str]:
 def test_a_table_of_postgresql_decides_too(warehouse: Path, database: str) -> None:
     given = rule_of_database(database)
     assert decisions(warehouse, given) == {"paid": "COMMIT", "cancelled": "ROLLBACK", "absent": "ROLLBACK"}
-    assert postgres.PASSWORD not in from_mapping({"checks": {"g": given}}).describe()
+    assert databases.PASSWORD not in from_mapping({"checks": {"g": given}}).describe()
 
 
 def test_a_key_that_postgresql_can_not_hold_leaves_its_transaction_open_only(
@@ -308,14 +308,14 @@ def test_a_database_that_does_not_answer_is_told_without_secrets(
             getattr(resolver_of(warehouse, rule_of_database(database, **given)), ask)()
         assert told in str(refused.value)
     shown = "".join(traceback.format_exception(refused.value))
-    assert postgres.PASSWORD not in shown
+    assert databases.PASSWORD not in shown
     assert "not the one" not in shown
 
 
 def test_a_database_decides_its_own_transactions_and_a_bad_id_harms_no_other(
     warehouse: Path, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with postgres.connected(database) as running, running.cursor() as cursor:
+    with databases.connected(database) as running, running.cursor() as cursor:
         cursor.execute(take := f"SELECT {SYSTEM}, {TIMELINE}, pg_current_xact_id()::text")
         committed = xact(*cursor.fetchone())
         running.commit()
@@ -481,13 +481,13 @@ def test_a_table_that_somebody_has_locked_is_told(
 ) -> None:
     monkeypatch.setitem(database_rules._PATIENCE, "options", "-c lock_timeout=200")
     resolver = resolver_of(warehouse, rule_of_database(database))
-    with postgres.connected(database) as holder, holder.cursor() as cursor:
+    with databases.connected(database) as holder, holder.cursor() as cursor:
         cursor.execute("LOCK TABLE orders")
         with pytest.raises(CommitLakeError, match="lock timeout"):
             resolver.once()
 
 
-@pytest.mark.parametrize(("password", "warnings"), [(None, 1), (postgres.PASSWORD, 0)], ids=["unset", "right"])
+@pytest.mark.parametrize(("password", "warnings"), [(None, 1), (databases.PASSWORD, 0)], ids=["unset", "right"])
 def test_a_database_is_asked_at_the_start_when_nothing_is_due(
     tmp_path: Path,
     server: str,
@@ -560,7 +560,7 @@ def test_a_table_that_a_rule_can_not_read_is_told_when_nothing_is_due(
 ) -> None:
     given = {**GIVEN, "table": business(tmp_path / "orders"), **change}
     if not change:
-        table_features.require(tmp_path / "orders", "variantType")
+        topic_table.require(tmp_path / "orders", "variantType")
     stop = threading.Event()
     caplog.set_level(logging.WARNING, logger="commitlake")
     threading.Timer(1.2, stop.set).start()

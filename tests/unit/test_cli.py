@@ -14,7 +14,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from tests.support.foreign import foreign_modules
+from tests.support.running import foreign_modules
 from typer.testing import CliRunner
 
 import commitlake

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
-from tests.support import table_features
+from tests.support import topic_table
 from tests.support.topic_table import SCHEMA, compact, message, put_off, rest, table, write
 
 import commitlake
@@ -418,7 +418,7 @@ def test_fields_that_a_schema_gains_disturb_no_reader(tmp_path: Path) -> None:
     add(0, {"id": 1})
     begun, cursor = Topic(str(place)), Cursor()
     assert values(begun, cursor) == [{"id": 1}]
-    table_features.add_field(place, "value", "more")
+    topic_table.add_field(place, "value", "more")
     assert values(Topic(str(place)), Cursor()) == [{"id": 1, "more": None}]
     add(1, {"id": 2, "more": "m"})
     begun.refresh()

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support import topic_table
 from tests.support.killing import ENVIRONMENT, python
-from tests.support.small_disk import SmallDisk
+from tests.support.misfortune import SmallDisk
 from tests.support.topic_table import half, written
 
 from commitlake.config import Config, disks, from_mapping

@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 from tests.support import savepoints
-from tests.support.lite_database import KINDS, LiteDatabase
+from tests.support.databases import KINDS, LiteDatabase
 
 from commitlake import (
     COMMIT,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.support.holding import held
+from tests.support.killing import held
 
 from commitlake import CommitLakeError, LocalTransactionState, Message, MessageExt
 from commitlake.coordinator.recovery import jvm_lock

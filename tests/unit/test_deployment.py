@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
 import commitlake
 from commitlake import config
 from commitlake.config.keys import masked
 from commitlake.config.secret_references import is_secret_reference
+from commitlake.spark.runtime import _PACKAGES
+from commitlake.spark.session import _JAVA_OPTIONS, STATIC_SETTINGS
+from commitlake.tools.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "conf" / "docker" / "Dockerfile").read_text()
@@ -89,8 +93,6 @@ def test_the_pod_runs_as_the_user_and_the_version_of_the_image() -> None:
 
 
 def test_the_image_takes_the_jars_of_this_version_and_the_python_it_runs_on() -> None:
-    from commitlake.spark.runtime import _PACKAGES
-
     given = re.findall(r"PACKAGES=(\S*:\S*)", DOCKERFILE)
     assert [packages.split(",")[:2] for packages in given] == [list(_PACKAGES["4.0"])]
 
@@ -103,10 +105,6 @@ def test_a_job_of_the_bundle_is_one_of_databricks(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_parameters_of_a_job_of_the_bundle_are_those_of_the_command(name: str) -> None:
-    from typer.main import get_command
-
-    from commitlake.tools.cli.app import app
-
     (task,) = JOBS[name]["tasks"]
     command, *arguments = task["python_wheel_task"]["parameters"]
     group: Any = get_command(app)
@@ -128,8 +126,6 @@ def test_a_job_of_the_bundle_runs_once_at_a_time_and_tells_of_a_failure(name: st
 
 @pytest.mark.parametrize("name", JOBS)
 def test_each_cluster_of_the_bundle_compiles_the_code_that_classifies_records(name: str) -> None:
-    from commitlake.spark.session import _JAVA_OPTIONS, STATIC_SETTINGS
-
     (cluster,) = JOBS[name]["job_clusters"]
     own = cluster["new_cluster"]["spark_conf"]
     given = own["spark.driver.extraJavaOptions"].split()
@@ -180,10 +176,6 @@ def test_the_configuration_for_databricks_has_its_secrets_in_a_scope() -> None:
 
 
 def test_the_unit_of_systemd_is_one_and_starts_a_command(tmp_path: Path) -> None:
-    from typer.main import get_command
-
-    from commitlake.tools.cli.app import app
-
     text = (ROOT / "conf" / "systemd" / "commitlake.service").read_text()
     (line,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
     program, command, *arguments = line.split()

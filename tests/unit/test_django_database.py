@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as searching
 from hypothesis import strategies as st
-from tests.support.lite_database import LiteDatabase
+from tests.support.databases import LiteDatabase
 
 from commitlake import CommitLakeError, DatabaseListener, Message
 from commitlake.clients.consumer.once import Once

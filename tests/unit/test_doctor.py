@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from tests.support import table_features, topic_table
-from tests.support.holding import held
+from tests.support import topic_table
+from tests.support.killing import held
 from tests.support.topic_table import AT, half, written
 from typer.testing import CliRunner
 
@@ -255,7 +255,7 @@ def test_a_key_is_found_everywhere_in_time_order(keyed: Path) -> None:
 
 
 def test_a_topic_whose_owner_renamed_a_column_is_told(keyed: Path) -> None:
-    table_features.rename(keyed / "topics/orders", "keys", "business_keys")
+    topic_table.rename(keyed / "topics/orders", "keys", "business_keys")
     told = CliRunner().invoke(app, ["find", "k1", f"--set=warehouse={keyed}"])
     assert isinstance(told.exception, WarehouseError)
     assert str(told.exception).startswith(f"the table at {keyed}/topics/orders lacks the columns keys; nobody may")

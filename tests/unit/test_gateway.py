@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.gateway_in_memory import CLIENT, Kafka, code, end_of, message
+from tests.support.gateway import CLIENT, Kafka, code, end_of, message
 from tests.support.polling import awaited
 
 from commitlake.clients.gateway.access import Caller

@@ -10,8 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.gateway import certified
-from tests.support.gateway_in_memory import CLIENT, Kafka, code, message
+from tests.support.gateway import CLIENT, Kafka, certified, code, message
 from tests.support.polling import awaited
 from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.support.gateway_in_memory import (
+from tests.support.gateway import (
     CLIENT,
     ConsumerCalls,
     Kafka,

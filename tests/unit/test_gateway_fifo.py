@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.gateway_in_memory import (
+from tests.support.gateway import (
     CLIENT,
     ConsumerCalls,
     Kafka,

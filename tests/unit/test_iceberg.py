@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.support import table_features
+from tests.support import topic_table
 from tests.support.topic_table import AT, compact, message, table, write, written
 from typer.testing import CliRunner
 
@@ -320,7 +320,7 @@ def test_a_table_of_another_warehouse_is_left_alone(lake: AsIceberg, tmp_path: P
 
 def test_what_iceberg_can_not_read_is_refused_and_others_go_on(lake: AsIceberg) -> None:
     write(lake.warehouse, "vectors", [message(n) for n in range(3)])
-    table_features.delete(lake.warehouse / "topics" / "vectors", [1])
+    topic_table.delete(lake.warehouse / "topics" / "vectors", [1])
     told = lake.run("--topic=vectors", "--topic=nosuch", "--topic=orders", code=1)
     assert "vectors: the table at " in told and "has deletion vectors or renamed columns" in told
     assert "nosuch: there is no table at" in told

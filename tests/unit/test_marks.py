@@ -32,32 +32,11 @@ def write(place: str, name: str) -> None:
     write_deltalake(place, pa.table({"id": [1]}), mode="append", commit_properties=marks)
 
 
-def test_a_table_without_a_mark_is_open_until_it_is_fenced(places: list[str]) -> None:
-    assert mark(places[0], T) is None
-    assert decision(places, T, is_over=False) is None
-    assert decision(places, T, is_over=True) == "ROLLBACK"
-    assert [mark(place, T) for place in places] == [FENCED, FENCED]
-    assert DeltaTable(places[0]).to_pyarrow_table().num_rows == 1
-
-
-def test_rows_in_all_tables_commit_also_after_the_deadline(places: list[str]) -> None:
-    for place in places:
-        write(place, T)
-    assert decision(places, T, is_over=False) == "COMMIT"
-    assert decision(places, T, is_over=True) == "COMMIT"
-    assert fence(places[0], T) == WRITTEN
-
-
 def test_rows_in_one_of_two_tables_roll_back_once_it_is_over_and_it_stays_so(places: list[str]) -> None:
     write(places[0], T)
     assert decision(places, T, is_over=False) is None
     assert decision(places, T, is_over=True) == "ROLLBACK"
     assert [mark(place, T) for place in places] == [WRITTEN, FENCED]
-    assert decision(places, T, is_over=False) == "ROLLBACK"
-
-
-def test_one_fence_that_a_kill_left_is_enough_to_roll_back(places: list[str]) -> None:
-    fence(places[1], T)
     assert decision(places, T, is_over=False) == "ROLLBACK"
 
 

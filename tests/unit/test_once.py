@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from tests.support.lite_database import KINDS, LiteDatabase
+from tests.support.databases import KINDS, LiteDatabase
 from tests.support.topic_table import consumer, message, write
 
 from commitlake import DatabaseListener

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
-from tests.support import table_features
+from tests.support import topic_table
 from tests.support.topic_table import message, rest, write
 
 import commitlake
@@ -88,7 +88,7 @@ def test_rows_of_a_partition_with_other_letters_are_taken_out_by_a_vector(tmp_pa
         if "add" in action:
             action["add"]["path"] = f"region=é%20b/{file.name}"
     log.write_text("\n".join(json.dumps(action, ensure_ascii=False) for action in actions))
-    table_features.delete(place, [0])
+    topic_table.delete(place, [0])
     with opened(str(tmp_path)) as tables:
         found = tables.rows(f"SELECT * FROM {tables.outside(str(place))}").to_pylist()
     assert found == [{"id": "18", "region": "é b"}]
@@ -107,7 +107,7 @@ def test_a_column_that_the_owner_adds_to_a_topic_is_null_before(tmp_path: Path, 
 @pytest.mark.parametrize("queue", [0, 1])
 def test_rows_that_a_deletion_vector_takes_out_are_seen_by_nobody(tmp_path: Path, queue: int) -> None:
     write(tmp_path, "orders", [message(number, batch=number, queue=queue) for number in range(20)])
-    table_features.delete(tmp_path / "topics/orders", [3, 15, 19])
+    topic_table.delete(tmp_path / "topics/orders", [3, 15, 19])
     left = [f"m{number}" for number in range(20) if number not in (3, 15, 19)]
     conf = config.from_mapping({"warehouse": str(tmp_path)})
     assert rest(tmp_path) == left
@@ -129,7 +129,7 @@ def test_rows_are_deleted_by_a_vector_while_a_consumer_reads(tmp_path: Path) -> 
     with commitlake.consume({"warehouse": str(tmp_path)}, "orders", group="g", poll="50ms") as messages:
         found = [next(messages).message_id]
         write(tmp_path, "orders", [message(number, batch=number) for number in range(20, 40)])
-        table_features.delete(tmp_path / "topics/orders", [0, 2])
+        topic_table.delete(tmp_path / "topics/orders", [0, 2])
         found += [each.message_id for each in islice(messages, 37)]
     assert found == [f"m{number}" for number in range(40) if number not in (20, 22)]
 
@@ -148,7 +148,7 @@ def test_a_file_that_loses_rows_while_it_is_read_goes_on_behind_the_last_row_tha
         found += window.rows["message_id"].to_pylist()
         cursor.join(window.ends[0])
         if found[-1] == window.rows["message_id"][-1].as_py() and len(found) == window.rows.num_rows:
-            table_features.delete(tmp_path / "topics/orders", [0, 1])
+            topic_table.delete(tmp_path / "topics/orders", [0, 1])
             assert refreshed.refresh()
     assert found == [f"m{number}" for number in range(20)]
 
@@ -156,9 +156,9 @@ def test_a_file_that_loses_rows_while_it_is_read_goes_on_behind_the_last_row_tha
 def test_columns_with_other_names_in_the_files_are_read_and_a_renamed_one_of_a_topic_is_named(tmp_path: Path) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
     place = tmp_path / "topics/orders"
-    table_features.rename(place, "sharding_key", "shard")
+    topic_table.rename(place, "sharding_key", "shard")
     assert rest(tmp_path) == ["m1"]
-    table_features.rename(place, "keys", "business_keys")
+    topic_table.rename(place, "keys", "business_keys")
     with opened(str(tmp_path)) as tables:
         found = tables.rows(f"SELECT message_id, business_keys FROM {tables.topic('orders')}")
         assert found.to_pylist() == [{"message_id": "m1", "business_keys": "k1"}]
@@ -176,7 +176,7 @@ def test_columns_with_other_names_in_the_files_are_read_and_a_renamed_one_of_a_t
 )
 def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: str) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
-    table_features.require(tmp_path / "topics/orders", name)
+    topic_table.require(tmp_path / "topics/orders", name)
     with pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
         rest(tmp_path)
     with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"topics/orders.*{told}"):
@@ -186,9 +186,9 @@ def test_a_feature_that_is_not_read_is_named(tmp_path: Path, name: str, told: st
 @pytest.mark.parametrize("name", ["typeWidening", "vacuumProtocolCheck"])
 def test_a_feature_that_is_not_read_beside_deletion_vectors_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
-    table_features.require(tmp_path / "topics/orders", name)
+    topic_table.require(tmp_path / "topics/orders", name)
     assert rest(tmp_path) == ["m1"]
-    table_features.require(tmp_path / "topics/orders", "deletionVectors", name)
+    topic_table.require(tmp_path / "topics/orders", "deletionVectors", name)
     with pytest.raises(WarehouseError, match=f"that is not read here: {name} beside deletionVectors; read are"):
         rest(tmp_path, group="new")
     with opened(str(tmp_path)) as tables, pytest.raises(WarehouseError, match=f"{name} beside deletionVectors"):
@@ -198,14 +198,14 @@ def test_a_feature_that_is_not_read_beside_deletion_vectors_is_named(tmp_path: P
 def test_a_topic_whose_column_is_renamed_while_it_is_read_is_told(tmp_path: Path) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
     reader = Topic(str(tmp_path / "topics/orders"))
-    table_features.rename(tmp_path / "topics/orders", "queue_id", "q")
+    topic_table.rename(tmp_path / "topics/orders", "queue_id", "q")
     with pytest.raises(WarehouseError, match=r"topics/orders lacks the columns queue_id; "):
         reader.refresh()
 
 
 def test_a_shallow_clone_is_told(tmp_path: Path) -> None:
     write(tmp_path, "orders", [message(1, batch=0)])
-    table_features.clone(tmp_path / "topics/orders", tmp_path / "topics/cloned")
+    topic_table.clone(tmp_path / "topics/orders", tmp_path / "topics/cloned")
     with pytest.raises(WarehouseError, match=r"topics/cloned is a shallow clone, with files elsewhere"):
         Topic(str(tmp_path / "topics/cloned")).queues()
 

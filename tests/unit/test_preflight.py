@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.support.holding import held
-from tests.support.killing import python
-from tests.support.small_disk import SmallDisk
+from tests.support.killing import held, python
+from tests.support.misfortune import SmallDisk
 
 from commitlake import config
 from commitlake.errors import SetupError

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import KafkaTimeoutError
-from tests.support.published import SETTINGS
+from tests.support.memory_kafka import SETTINGS
 
 from commitlake.clients.producer import (
     AsyncTransactionMQProducer,

@@ -1,19 +1,25 @@
-"""A PostgreSQL server of its own for a test, where its programs are installed."""
+"""Databases of a test's own: SQLite by each kind of connection, PostgreSQL and MariaDB where they are installed."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from adbc_driver_postgresql import dbapi
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from tests.support.cluster import free_port
+from tests.support.polling import wait_for
 
 PASSWORD = "a secret of the database"
 
@@ -127,3 +133,71 @@ def shop() -> Iterator[Server]:
             "INSERT INTO points VALUES ('17')",
         )
         yield found
+
+
+@contextmanager
+def mariadb() -> Iterator[str]:
+    """A server that runs; yields the URL of an empty database. Skips the test where there is no MariaDB."""
+    if not (shutil.which("mariadbd") and shutil.which("mariadb-install-db")):
+        pytest.skip("MariaDB's mariadbd is not on this machine")
+    place, port = Path(tempfile.mkdtemp(prefix="commitlake-mariadb-")), free_port()
+    common = ["--no-defaults", f"--datadir={place}", "--user=root"]
+    subprocess.run(["mariadb-install-db", *common], check=True, stdout=subprocess.DEVNULL)
+    log = (place / "log").open("w")
+    running = subprocess.Popen(
+        ["mariadbd", *common, f"--port={port}", "--bind-address=127.0.0.1", f"--socket={place / 'socket'}",
+         "--skip-grant-tables", "--innodb-flush-log-at-trx-commit=0"],
+        stdout=log, stderr=log,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: _has_shop(port), 60)
+        yield f"mysql+pymysql://root@127.0.0.1:{port}/shop"
+    finally:
+        running.kill()
+        running.wait()
+        log.close()
+        shutil.rmtree(place)
+
+
+def _has_shop(port: int) -> bool:
+    with suppress(OperationalError):
+        engine = create_engine(f"mysql+pymysql://root@127.0.0.1:{port}/")
+        with engine.begin() as connection:
+            connection.execute(text("CREATE DATABASE IF NOT EXISTS shop"))
+        engine.dispose()
+        return True
+    return False
+
+
+KINDS = ["sqlite3", "connection", "session"]
+
+
+class LiteDatabase:
+    """A database in a file, and `made`, a connection of some kind to it."""
+
+    def __init__(self, place: Path, kind: str, *statements: str, timeout_s: float) -> None:
+        self.place, self._timeout_s = place, timeout_s
+        self.sql(";".join(statements))
+        self.made = self.connection(kind)
+
+    def connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.place, timeout=self._timeout_s)
+
+    def connection(self, kind: str) -> Any:
+        if kind == "sqlite3":
+            return self.connect()
+        engine = create_engine(f"sqlite:///{self.place}")
+        return engine.connect() if kind == "connection" else Session(engine)
+
+    def sql(self, statements: str) -> None:
+        with closing(self.connect()) as connection:
+            connection.executescript(statements)
+
+    def run(self, statement: str) -> None:
+        """Run a statement on `made`."""
+        self.made.execute(statement if isinstance(self.made, sqlite3.Connection) else text(statement))
+
+    def column(self, sql: str) -> list[str]:
+        """The first column of what others see."""
+        with closing(self.connect()) as connection:
+            return [row[0] for row in connection.execute(sql)]
