@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from commitlake.clients.producer import Message, TransactionListener, TransactionMQProducer
 from commitlake.clients.producer.check_reader import Calls
@@ -24,9 +24,6 @@ from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
 from commitlake.testing.codecs import decode_op
-
-if TYPE_CHECKING:
-    from commitlake.testing.coordinator import InMemoryCoordinator
 
 
 class Crash(BaseException):  # so that no `except Exception` of a program continues after its process has died
@@ -152,13 +149,26 @@ class MemoryLink(KafkaLink):
         return self.engine
 
 
+class Members(Protocol):
+    """The instances of all producer groups that answer checks."""
+
+    def join(self, producer: InMemoryProducer) -> None:
+        """Let an instance answer checks of its group; does nothing if it does so already."""
+
+    def leave(self, producer: InMemoryProducer) -> None:
+        """Send an instance no more checks."""
+
+    def let_check(self) -> None:
+        """Let time pass until a half message that arrives now is checked."""
+
+
 class InMemoryProducer(TransactionMQProducer):
     """A `TransactionMQProducer` of an `InMemoryCoordinator`, which makes it.
 
     Args:
         group: producer group.
         listener: runs and looks up local transactions.
-        coordinator: the coordinator, which sends it checks.
+        members: where it joins to answer checks.
         link: its own link.
         options: of `TransactionMQProducer`, by name.
 
@@ -170,13 +180,13 @@ class InMemoryProducer(TransactionMQProducer):
         self,
         group: str,
         listener: TransactionListener | None,
-        coordinator: InMemoryCoordinator,
+        members: Members,
         link: MemoryLink,
         **options: Any,
     ) -> None:
         super().__init__(group, listener, **options)
         self._link, self.engine = link, link.engine
-        self._coordinator = coordinator
+        self._members = members
 
     @property
     def fault(self) -> Fault | None:
@@ -192,7 +202,7 @@ class InMemoryProducer(TransactionMQProducer):
         half = super().send_half(message, first, proof)
         if first is None and self.fault is Fault.CHECKED_WHILE_RUNNING:
             self.fault = None
-            self._coordinator.let_check()
+            self._members.let_check()
         return half
 
     def crash(self) -> NoReturn:
@@ -205,7 +215,7 @@ class InMemoryProducer(TransactionMQProducer):
 
     def shutdown(self, timeout: Duration = SHUTDOWN_S) -> None:
         """Stop answering checks, and disconnect."""
-        self._coordinator.leave(self)
+        self._members.leave(self)
         super().shutdown(timeout)
 
     def answer(self, record: wire.Encoded) -> bool:
@@ -220,4 +230,4 @@ class InMemoryProducer(TransactionMQProducer):
 
     def _answer_checks(self) -> None:
         if self._listener is not None:
-            self._coordinator.join(self)
+            self._members.join(self)
