@@ -13,13 +13,13 @@ from commitlake.coordinator.coordination import events
 from commitlake.coordinator.coordination.input_rows import op_rows
 from commitlake.coordinator.landing import query
 from commitlake.coordinator.recovery import rebuild
+from commitlake.kafka.throttled import Throttle
 from commitlake.protocol import wire
 from commitlake.protocol.clock import now_ms
 from commitlake.protocol.encoding import Position
 from commitlake.spark.frames import of_rows
 from commitlake.tables import TableName, Warehouse
 from commitlake.tables.schemas import TABLES
-from commitlake.throttled import Throttle
 
 _PARK_S = 20
 

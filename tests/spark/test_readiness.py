@@ -153,7 +153,7 @@ def unity(spark: SparkSession, tmp_path: Path) -> Iterator[None]:
 def test_rights_that_unity_catalog_does_not_list_are_named(
     spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commitlake.databricks._VOLUMES", f"{tmp_path}/Volumes/")
+    monkeypatch.setattr("commitlake.config.databricks._VOLUMES", f"{tmp_path}/Volumes/")
     place = f"{tmp_path}/Volumes/spark_catalog/ready/scratch"
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     settings = {**lake.settings, "warehouse": "schema:spark_catalog.ready", "checkpoints": f"{place}/below"}

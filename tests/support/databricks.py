@@ -30,7 +30,7 @@ from tests.support.killing import ROOT
 from tests.support.polling import WAIT_S, patience
 
 import commitlake
-from commitlake import databricks
+from commitlake.config import databricks
 from commitlake.errors import NoTableError
 from commitlake.spark import jvm, session
 

@@ -76,7 +76,7 @@ def test_tables_in_a_volume_are_refused(name: str, place: str) -> None:
 
 
 def test_files_in_a_volume_are_pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commitlake.databricks._VOLUMES", f"{tmp_path}/")
+    monkeypatch.setattr("commitlake.config.databricks._VOLUMES", f"{tmp_path}/")
     volume = files.FileSystem(ANYONE, f"dbfs:{tmp_path}/lake")
     assert (volume.read("_stop"), volume.names(""), volume.exists("offsets/0")) == (None, [], False)
     volume.write("offsets/0", "v1")
@@ -93,7 +93,7 @@ def test_files_in_a_volume_are_pythons(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_start_deletes_the_scratch_of_older_ones_in_a_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commitlake.databricks._VOLUMES", f"{tmp_path}/")
+    monkeypatch.setattr("commitlake.config.databricks._VOLUMES", f"{tmp_path}/")
     conf = replace(CONF, checkpoints=f"dbfs:{tmp_path}/checkpoints")
     parent = Path(conf.scratch.removeprefix("dbfs:")) / "landing"
     for name in ("1-a/state", "2-b/state", "3-c"):
@@ -123,7 +123,7 @@ def test_a_sign_of_life_in_a_volume_is_seen_on_databricks_only(tmp_path: Path, m
         ):
             machine.setattr(Path, "is_dir", lambda place, shown=shown: place in shown)
             liveness.runs(CONF)
-    monkeypatch.setattr("commitlake.databricks._VOLUMES", f"{tmp_path}/")
+    monkeypatch.setattr("commitlake.config.databricks._VOLUMES", f"{tmp_path}/")
     conf = replace(CONF, checkpoints=f"dbfs:{tmp_path}/checkpoints")
     assert not liveness.runs(conf)
     files.FileSystem(ANYONE, conf.signs_at).write(SIGN_OF_LIFE, "epoch 1")

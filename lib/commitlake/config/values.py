@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from commitlake import databricks
-from commitlake.config import yaml_texts
+from commitlake.config import databricks, yaml_texts
 from commitlake.config.locations import check_readable, has_scheme
 from commitlake.config.secret_references import is_secret_reference
 from commitlake.protocol.durations import DAY_MS, HOUR_MS, duration_ms, duration_text

@@ -27,12 +27,12 @@ from commitlake.coordinator.run import Run
 from commitlake.errors import CommitLakeError, KafkaError, SetupError, explained, root_reason
 from commitlake.kafka.admin_client import QUICK_TIMEOUT_MS, probe
 from commitlake.kafka.embedded import provide
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.clock import BrokerClock
 from commitlake.protocol.durations import Duration, seconds
 from commitlake.spark import cluster, session
 from commitlake.spark.process import PROGRESS
 from commitlake.tables import Warehouse, typed_topics
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

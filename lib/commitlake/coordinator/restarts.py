@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from commitlake import errors
-from commitlake.throttled import ThrottledWarning
+from commitlake.kafka.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from commitlake.coordinator.round import Round
 from commitlake.coordinator.round_log import RoundLog
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.log_ends import Offsets
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.statemachine.rows import ABSENT
 from commitlake.spark.parallel import run_all
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

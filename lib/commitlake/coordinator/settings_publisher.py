@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from commitlake.config import Config
 from commitlake.errors import KafkaError
 from commitlake.kafka import clock_skew, topics
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.clock import BrokerClock
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from commitlake.config import Config
 from commitlake.errors import IdentityError, KafkaError
 from commitlake.kafka.admin_client import connect
 from commitlake.kafka.log_ends import LogEnds, Offsets, Place, cuts, deposed
+from commitlake.kafka.throttled import Throttle
 from commitlake.kafka.topics import log_ends
-from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from commitlake.throttled import ThrottledFilter
+from commitlake.kafka.throttled import ThrottledFilter
 
 LOGIN = (
     kafka_errors.SaslAuthenticationFailedError,

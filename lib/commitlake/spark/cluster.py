@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from commitlake import databricks
-from commitlake.config import Config
+from commitlake.config import Config, databricks
 from commitlake.config.locations import has_scheme, is_local, no_parent
 from commitlake.errors import ConfigError, SetupError, root_reason
 from commitlake.spark import executors, runtime

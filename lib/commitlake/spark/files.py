@@ -10,7 +10,7 @@ from typing import Any, Self
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from commitlake import databricks
+from commitlake.config import databricks
 from commitlake.spark.jvm import hadoop, java
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commitlake import databricks
+from commitlake.config import databricks
 from commitlake.errors import SetupError
 
 if TYPE_CHECKING:

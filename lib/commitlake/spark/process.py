@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
-from commitlake import databricks
+from commitlake.config import databricks
 from commitlake.config.terminal import escape_other_letters
 from commitlake.errors import CommitLakeError, root_reason
 from commitlake.spark import log_lines

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commitlake import databricks
-from commitlake.config import Config, object_store
+from commitlake.config import Config, databricks, object_store
 from commitlake.config.locations import CATALOG, is_local
 from commitlake.config.values import LARGEST_MESSAGE
 from commitlake.errors import SetupError

@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from commitlake import databricks
+from commitlake.config import databricks
 from commitlake.errors import WarehouseError
 from commitlake.spark.files import FileSystem
 from commitlake.tables.schemas import APPEND_ONLY, FILE_RETENTION, TableLayout

@@ -14,9 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from commitlake import config as configuration
-from commitlake import databricks
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.config import Conf, Config
+from commitlake.config import Conf, Config, databricks
 from commitlake.config.keys import OPTIONS_KEY
 from commitlake.config.locations import CATALOG, is_local, local_path
 from commitlake.config.secret_references import is_secret_reference, resolve

@@ -15,9 +15,9 @@ from commitlake.clients.consumer.lanes import Lanes
 from commitlake.clients.consumer.receipts import Receipts, Unwritten, table_of
 from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.errors import ConsumerError
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.table import LATELY_S
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from commitlake.clients.consumer.arguments import seconds, whole
 from commitlake.clients.consumer.lines import Lines
 from commitlake.clients.consumer.message import ReceivedMessage
 from commitlake.errors import ArgumentError, described
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.durations import Duration
 from commitlake.spark.process import STOPPED, Stop
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

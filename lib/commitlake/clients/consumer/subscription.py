@@ -30,11 +30,11 @@ from commitlake.clients.consumer.tables import TRANSIENT
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
 from commitlake.errors import WarehouseError
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.catalog import described, location
 from commitlake.reading.table import Options
 from commitlake.spark.process import Stop
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from commitlake.clients.producer.check_reader import Calls, CheckAnswerer
 from commitlake.clients.producer.link import Done, KafkaLink
 from commitlake.clients.producer.on_loop import LoopExecutor
 from commitlake.errors import ProducerError
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.wire import CheckRecord
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from commitlake.clients.gateway.receiving import (
 from commitlake.clients.gateway.stubs import Proto, definitions, ok, services, status_of
 from commitlake.config import Config
 from commitlake.errors import ConfigError, GatewayRefusal, WarehouseError
+from commitlake.kafka.throttled import ThrottledWarning
 from commitlake.protocol.topic_names import is_allowed
 from commitlake.protocol.wire import Settings
-from commitlake.throttled import ThrottledWarning
 
 log = logging.getLogger(__name__)
 

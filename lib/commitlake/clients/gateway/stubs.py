@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from commitlake.errors import FailedSendError, GatewayRefusal, ProducerError, RecordError, UncertainSendError
-from commitlake.throttled import Throttle
+from commitlake.kafka.throttled import Throttle
 
 log = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from commitlake.errors import RecordError, RefusedSendError
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import python_group_options
 from commitlake.kafka.refusals import is_refusal
+from commitlake.kafka.throttled import IgnoredRecords
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import headers, wire
 from commitlake.protocol.kafka_topics import CHECK, check_topic
-from commitlake.throttled import IgnoredRecords
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from functools import lru_cache
 
 from commitlake.clients.daemon_pool import DaemonPool
-from commitlake.throttled import Throttle
+from commitlake.kafka.throttled import Throttle
 
 READERS = 8
 """Threads at most; and as many for readers that failed, which may hang on a Kafka that does not answer."""

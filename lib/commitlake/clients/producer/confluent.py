@@ -15,9 +15,9 @@ from kafka.errors import TopicAuthorizationFailedError
 
 from commitlake.clients.producer.engine import OLD_CLIENT_S, SHUT_DOWN, Queue, Result
 from commitlake.errors import ConfigError, FailedSendError, ProducerError, RefusedSendError, UncertainSendError
+from commitlake.kafka.throttled import ThrottledFilter
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.wire import Encoded
-from commitlake.throttled import ThrottledFilter
 
 log = logging.getLogger(__name__)
 _said = logging.getLogger(f"{__name__}.librdkafka")

@@ -26,10 +26,10 @@ from commitlake.errors import FailedSendError, ProducerError, RecordError
 from commitlake.kafka.admin_client import explain
 from commitlake.kafka.clients import confluent_options, python_options, record_bytes
 from commitlake.kafka.refusals import Loop, is_refusal
+from commitlake.kafka.throttled import IgnoredRecords
 from commitlake.kafka.unreadable import poll
 from commitlake.protocol import wire
 from commitlake.protocol.kafka_topics import SETTINGS
-from commitlake.throttled import IgnoredRecords
 
 log = logging.getLogger(__name__)
 

@@ -31,11 +31,11 @@ from commitlake.clients.producer.plain import milliseconds
 from commitlake.clients.producer.record_maker import NO_PROOF, Proof, topic_of
 from commitlake.clients.producer.transaction import Ending, HalfMessage, Transaction
 from commitlake.errors import ArgumentError, FailedSendError, RefusedSendError, UndecidedError
+from commitlake.kafka.throttled import IgnoredRecords
 from commitlake.protocol import wire
 from commitlake.protocol.durations import Duration
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.kafka_topics import HALF, OP
-from commitlake.throttled import IgnoredRecords
 
 log = logging.getLogger(__name__)
 

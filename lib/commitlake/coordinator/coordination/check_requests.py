@@ -12,10 +12,10 @@ from commitlake.config import Config, KafkaConfig
 from commitlake.config.terminal import printable
 from commitlake.errors import root_reason
 from commitlake.kafka import sink
+from commitlake.kafka.throttled import Throttle
 from commitlake.protocol import database_row, headers
 from commitlake.protocol.kafka_topics import CHECK, check_topic
 from commitlake.protocol.wire import MAX_HALF_MESSAGES
-from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
 

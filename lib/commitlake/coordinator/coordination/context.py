@@ -9,9 +9,9 @@ from commitlake.coordinator.coordination.half_cache import HalfCache
 from commitlake.coordinator.coordination.input_table import InputTable
 from commitlake.coordinator.counters import Counters
 from commitlake.coordinator.dedup.dedup_index import DedupIndex
+from commitlake.kafka.throttled import Throttle
 from commitlake.protocol.clock import BrokerClock
 from commitlake.tables import Warehouse
-from commitlake.throttled import Throttle
 
 
 @dataclass(frozen=True)

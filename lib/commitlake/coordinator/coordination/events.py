@@ -15,11 +15,11 @@ from commitlake.config.terminal import counted
 from commitlake.coordinator.coordination.input_table import SegmentKey
 from commitlake.coordinator.counters import Counters, Labels
 from commitlake.errors import DoubledError
+from commitlake.kafka.throttled import Throttle
 from commitlake.protocol.statemachine.rows import SEGMENT_SIZE
 from commitlake.protocol.states import Delivery, Event, Kind, Reason, Refusal, Source, State
 from commitlake.spark.frames import checkpoint_lazily, release
 from commitlake.tables.spans import Span, joined
-from commitlake.throttled import Throttle
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from commitlake.coordinator.landing import positions
 from commitlake.coordinator.landing.positions import LandingPosition, PartialLanding
 from commitlake.coordinator.recovery import rebuild, snapshot
 from commitlake.errors import WarehouseError
+from commitlake.kafka.throttled import Throttle
 from commitlake.protocol.clock import BrokerClock, as_datetime
 from commitlake.protocol.states import Source
 from commitlake.spark.frames import checkpoint_now
@@ -24,7 +25,6 @@ from commitlake.tables import OF_BATCHES, Warehouse, topic_table
 from commitlake.tables.columns import coordinate_sql
 from commitlake.tables.spans import spans_of, within
 from commitlake.tables.together import COPIED
-from commitlake.throttled import Throttle
 
 
 class Recovered(NamedTuple):

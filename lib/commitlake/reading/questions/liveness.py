@@ -7,8 +7,7 @@ import struct
 import sys
 from pathlib import Path
 
-from commitlake import databricks
-from commitlake.config import Config
+from commitlake.config import Config, databricks
 from commitlake.config.locations import JVM_LOCK, SIGN_OF_LIFE, is_local, local_path
 from commitlake.errors import WarehouseError
 from commitlake.protocol.clock import now_ms

@@ -16,8 +16,7 @@ from typing import Annotated
 
 import typer
 
-from commitlake import databricks
-from commitlake.config import Config
+from commitlake.config import Config, databricks
 from commitlake.errors import CommitLakeError, RecordError, SetupError, WarehouseError, installed_by, root_reason
 from commitlake.protocol.encoding import Position
 from commitlake.protocol.version import __version__

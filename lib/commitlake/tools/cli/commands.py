@@ -9,8 +9,7 @@ from dataclasses import astuple, fields
 
 from pyspark.sql import DataFrame, SparkSession
 
-from commitlake import databricks
-from commitlake.config import Config
+from commitlake.config import Config, databricks
 from commitlake.config.locations import is_local
 from commitlake.config.terminal import printable
 from commitlake.coordinator.coordinator import Coordinator
