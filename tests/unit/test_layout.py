@@ -14,7 +14,7 @@ import commitlake
 PACKAGE = Path(__file__).parents[2] / "lib" / "commitlake"
 LAYERS = {
     "": (
-        ("databricks", "errors", "throttled"),
+        ("errors",),
         ("protocol",),
         ("config",),
         ("spark", "reading"),
