@@ -150,7 +150,7 @@ class ReceivedMessage(HandedOver):
         position: `<source>-<source_queue>-<source_offset>-<source_index>`, which identifies the message for ever.
     """
 
-    __slots__ = ()
+    __slots__ = ("handed",)
 
     queue_id = _Column[int]()
     message_id = _Column[str]()
@@ -169,10 +169,9 @@ class ReceivedMessage(HandedOver):
     visible_at = _Column[datetime]()
     batch_id = _Column["int | None"]()
 
-    @property
-    def handed(self) -> InFlight:
-        """The lane, row and attempt of the message, and whether it is finished."""
-        return self._handed[0]
+    def __init__(self, outcomes: Outcomes, handed: InFlight) -> None:
+        super().__init__(outcomes, (handed,))
+        self.handed = handed
 
     @property
     def round(self) -> int:

@@ -192,7 +192,7 @@ class Subscription:
                 return
             handed = InFlight(lanes[queue], Chosen(rows, (row,)), round=lanes[queue].round)
             if member.lanes.hand_over(handed):
-                yield ReceivedMessage(self._outcomes, (handed,))
+                yield ReceivedMessage(self._outcomes, handed)
             if member.lanes.due_ms < NEVER and self.is_due():
                 yield from self._messages_again()
         self._pass(window, lanes)
@@ -307,7 +307,7 @@ class Subscription:
     def _messages_again(self) -> Iterator[ReceivedMessage]:
         for each in self._again():
             if self._hand_again(each):
-                yield ReceivedMessage(self._outcomes, (each,))
+                yield ReceivedMessage(self._outcomes, each)
 
     def _hand_again(self, handed: InFlight) -> bool:
         """Note the redelivery of a message, right before the caller gets it; False when the message keeps waiting."""
