@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commitlake.config import databricks
 from commitlake.errors import SetupError
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def check_imports() -> None:
     Raises:
         SetupError: a directory there hides a module.
     """
-    if not databricks.is_here():
+    if "DATABRICKS_RUNTIME_VERSION" not in os.environ:  # as in config/databricks.py: `config` imports YAML
         _refuse(_hidden(os.environ.get("PYTHONPATH", "")))
 
 
