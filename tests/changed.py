@@ -47,8 +47,8 @@ TESTS = {
         recovery/kafka_identity""",
     "protocol": "spark/coordination_rules spark/landing_records spark/in_memory_coordinator e2e/producer",
     "reading": "spark/catalog spark/questions spark/read_topic e2e/operations e2e/reading e2e/s3",
-    "spark": """e2e/launch e2e/cluster e2e/wheel e2e/notebook
-        recovery/signals recovery/like_databricks e2e/demo""",
+    "spark": """e2e/launch e2e/cluster e2e/yarn e2e/wheel e2e/notebook
+        recovery/signals recovery/like_databricks""",
     "tables": """spark/tables spark/appends spark/typed_topics spark/topic_columns spark/schema_registry spark/owner
         recovery/coordination_recovery recovery/two_coordinators e2e/s3""",
     "testing": "spark/in_memory_coordinator",

@@ -1,8 +1,8 @@
-"""A night: orders go on while one thing after another breaks; and what metrics, alerts and dashboard name is there.
+"""A night in which one thing after another breaks: which alerts fire, what the doctor says, how all comes back.
 
-In the night Prometheus itself evaluates the alerts that ship, over a coordinator in a process of its own, which is
-started again when it has ended.
-What fires, what the doctor says, how all comes back. Longer nights: `tests/unit/test_night.py`.
+Orders go on meanwhile. Prometheus itself evaluates the alerts that ship, over a coordinator in a process of its own,
+which is started again when it has ended. Also: what metrics, alerts and dashboard name is there. Longer nights are in
+`tests/unit/test_night.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Against small models: once by name, of all messages ever, and marks in logs of tables, in whatever order."""
+"""Names that are shown once, and marks in logs of tables, each against a small model, in any order."""
 
 from __future__ import annotations
 

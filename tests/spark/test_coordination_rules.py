@@ -270,6 +270,15 @@ def test_a_delayed_message_is_visible_at_the_first_batch_after_its_time(story: S
     assert rows["in 1 s"]["batch_id"] <= rows["in 2 s"]["batch_id"]
 
 
+def test_a_delay_of_a_half_message_counts_from_its_op_or_is_a_time(story: Story, ledger: Any) -> None:
+    op = next(
+        row for row in story.lake.rows("op") if Record("op", row["queue"], row["op_offset"]) == story.op["relative"]
+    )
+    assert (ledger[story.half["relative"], 0]["deliver_at"] - op["stored_at"]).total_seconds() == 3_600
+    absolute = ledger[story.half["absolute"], 0]["deliver_at"].timestamp() * 1_000
+    assert round(absolute) == story.start_ms + 3_600_000
+
+
 def test_a_recalled_or_waiting_message_is_not_visible(story: Story, visible: Any) -> None:
     shown = {at for source, at in visible if source == "messages"}
     assert not shown & {story.message[name] for name in ("recalled", "recalled early", "waiting")}

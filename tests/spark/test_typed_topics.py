@@ -30,8 +30,6 @@ from commitlake.tables.schemas import STATISTICS, TOPIC
 from commitlake.tools import erase as erasing
 from commitlake.tools.audit.audit import audit
 
-pass
-
 SCHEMA = "id BIGINT, amount DECIMAL(10, 2), at TIMESTAMP, who STRUCT<name: STRING, tags: ARRAY<STRING>>"
 GOOD = {"id": 17, "amount": "12.50", "at": "2026-11-29T05:00:00Z", "who": {"name": "ann", "tags": ["a", "b"]}}
 UNFIT: dict[str, bytes] = {

@@ -142,10 +142,6 @@ def tell(what: str) -> None:
     print(f"\n{what}", flush=True)
 
 
-if __name__ == "__main__":
-    process.main(run)
-
-
 COMPARED = [
     *("kind", "src", "queue", "offset", "part_queue", "part_offset", "op_queue", "op_offset", "round"),
     *("checks", "repeat", "deliver_at"),
@@ -247,3 +243,7 @@ def _text(row: Sequence[int]) -> str:
     assert set(COMPARED) <= set(FIELDS)
     named = dict(zip(COMPARED, row, strict=True))
     return f"{Kind(named['kind']).name} " + " ".join(f"{key}={value}" for key, value in named.items() if value != -1)
+
+
+if __name__ == "__main__":
+    process.main(run)

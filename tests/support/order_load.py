@@ -1,4 +1,4 @@
-"""An order service under load, and one that kills itself: what its database and its sends say must have become of all.
+"""An order service under load, and one that kills itself: what must have become of its messages.
 
 python -m tests.support.order_load SERVERS PREFIX DATABASE NAME MOMENT
 """

@@ -35,7 +35,7 @@ class Program:
 
 
 class Coordinator(Program):
-    """One in `place`, where nobody has put settings for Python's workers, as a session of this process does."""
+    """`./spark-submit.sh run` in `place`, without the PYSPARK_PYTHON that a session of this process sets."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A schema of Avro, a body that fits it, and Avro's binary encoding."""
+"""Rows of a topic with a schema, appended without landings or batches; and of Avro a schema, a body, its encoding."""
 
 from __future__ import annotations
 

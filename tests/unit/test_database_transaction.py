@@ -1,4 +1,4 @@
-"""Messages that end as a transaction of a real PostgreSQL does, and `commitlake database`; nothing else is real."""
+"""Messages that end as a transaction of a real PostgreSQL does, and the command; the coordinator is in memory."""
 
 from __future__ import annotations
 
