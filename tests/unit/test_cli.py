@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 import pytest
+import typer
 from tests.support.running import foreign_modules
 from typer.testing import CliRunner
 
@@ -466,6 +467,18 @@ def test_a_warehouse_that_is_not_there_or_only_for_spark_is_told(line: str, told
     assert done.exit_code == 1
     assert told in f"{done.output} {done.exception}"
     assert isinstance(done.exception, SystemExit | CommitLakeError)
+
+
+def test_a_command_gets_an_option_that_launches_have_too() -> None:
+    given = []
+
+    def send(settings: config.Config, dry_run: bool = options.flag("--dry-run", "Only print.")) -> None:
+        given.append((settings.topics.max, dry_run))
+
+    commands = typer.Typer()
+    commands.command()(options.command(send))
+    assert CliRunner().invoke(commands, ["--dry-run", "--set=topics.max=7"]).exit_code == 0
+    assert given == [(7, True)]
 
 
 def test_an_empty_condition_is_told() -> None:

@@ -32,7 +32,7 @@ from commitlake.clients.consumer.rows import Rows
 from commitlake.clients.consumer.topic import Topic
 from commitlake.clients.consumer.unfinished import unfinished
 from commitlake.config import from_mapping
-from commitlake.errors import WarehouseError
+from commitlake.errors import ArgumentError, WarehouseError
 from commitlake.protocol.clock import now_ms
 from commitlake.reading.parquet import ParquetRows
 from commitlake.reading.table import Snapshot
@@ -383,6 +383,12 @@ def test_a_question_holds_no_more_than_it_shows_and_knows_dead_letters(tmp_path:
     assert asked(place, tags="it's") == ["m7", "m100"]
     assert asked(place, where="KEYS = 'k205'") == ["m205"]
     assert len(asked(place)) == 102
+
+
+def test_a_condition_that_some_row_does_not_fit_is_told_as_such(tmp_path: Path) -> None:
+    write(tmp_path / "w", "orders", [message(1, batch=0)])
+    with pytest.raises(ArgumentError, match="where: 'KEYS > 5' can't be used"):
+        asked(tmp_path / "w", where="KEYS > 5")
 
 
 def test_each_that_waits_for_a_commit_is_told_its_failure(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ class Beats:
         else:
             self._files.create_dir(_BEATS, recursive=False)  # a new parent would hide that a store is not mounted
             stream = self._files.open_output_stream(f"{_BEATS}/{name}")
-        stream.write(b"." * (self._count % 8 + 1))  # a new size each time: object stores give times in whole seconds
-        stream.close()
+        with stream:  # a new size each time: object stores give times in whole seconds
+            stream.write(b"." * (self._count % 8 + 1))
 
     def seen(self) -> dict[str, Beat]:
         """The beats, by instance.

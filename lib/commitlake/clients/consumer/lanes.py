@@ -24,7 +24,7 @@ from commitlake.clients.consumer.retries import NEVER, Retries, Waiting
 from commitlake.clients.consumer.rows import PLACE_COLUMNS, Chosen, Place, Rows, place_of, position_of
 
 _OBJECT_BYTES = 200
-_FEW_ROWS = 1_000
+_SMALL_BYTES = 64 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -333,7 +333,7 @@ class Lanes:
             left = {rows for rows in open_in if 2 * rows.open < rows.table.num_rows}
             if not left:
                 return
-            moved = {rows: some for rows, some in open_in.items() if rows in left or rows.table.num_rows <= _FEW_ROWS}
+            moved = {rows: some for rows, some in open_in.items() if rows in left or rows.table.nbytes <= _SMALL_BYTES}
             tables = [
                 rows.table.take([n for each in some for n in each.chosen.indexes]) for rows, some in moved.items()
             ]

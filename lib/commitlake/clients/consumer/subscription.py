@@ -116,10 +116,11 @@ class Subscription:
         kept = Receipts(f"{place}/receipts", plan.group, self.topic, plan.options)
         name = f"{INSTANCE}-{uuid.uuid4().hex[:8]}"
         own = first, table.queues(), Lanes(self._stop.wake)
-        self._member = GroupMember(group, kept, name, plan.lease_s, *own, plan.follow, plan.conf.receipts_retention_ms)
+        member = GroupMember(group, kept, name, plan.lease_s, *own, plan.follow, plan.conf.receipts_retention_ms)
+        self._outcomes = Outcomes(plan.group, self.topic, member)
         self._clerk = clerk(kept.appender)
-        self._clerk.add(self._member)
-        self._outcomes = Outcomes(plan.group, self.topic, self._member)
+        self._clerk.add(member)
+        self._member = member  # last: where no thread can be started, the next call tries again
         return True
 
     def begin(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -14,7 +16,7 @@ from commitlake.clients.consumer.receipts import SCHEMA, STATES
 from commitlake.clients.consumer.rows import PLACE_COLUMNS
 from commitlake.clients.consumer.topic import Topic
 from commitlake.config import Config
-from commitlake.errors import WarehouseError
+from commitlake.errors import ArgumentError, WarehouseError
 from commitlake.reading.catalog import location
 from commitlake.reading.table import Snapshot
 
@@ -75,7 +77,7 @@ def unfinished(
     columns = tuple(dict.fromkeys(_COLUMNS + wanted.columns(table.schema.names)))
     parts = table.unfinished(cursors, offsets, columns, _ALL if limit is None else 1)
     schema = pa.schema([*(table.schema.field(name) for name in dict.fromkeys(columns + _ORDERED)), _BEHIND])
-    wanted.keep(schema.empty_table())  # a condition that fails is told as such, and not as a broken stream
+    wanted.keep(schema.empty_table())  # so that a wrong condition is told where there is no row, too
     with duckdb.connect(":memory:") as db:
         db.execute("SET TimeZone = 'UTC'")
         db.register("receipts", SCHEMA.empty_table() if receipts is None else receipts)
@@ -83,9 +85,12 @@ def unfinished(
         params = {"first_round": assignment.first_rounds(state)[-1]}
         found: list[pa.Table] = []
         for rows, later in [*parts] or [(iter(()), None)]:
-            fitting = (each for batch in rows for each in wanted.keep(pa.Table.from_batches([batch])).to_batches())
+            fitting = _Fitting(rows, wanted)
             db.register("messages", pa.RecordBatchReader.from_batches(schema, fitting))
-            found.append(db.sql(_SQL, params=params).to_arrow_table())
+            try:
+                found.append(db.sql(_SQL, params=params).to_arrow_table())
+            except duckdb.Error as error:  # of the stream; a condition that some row does not fit is told as such
+                raise fitting.failure or error from error
             found = [pa.concat_tables(found).sort_by(_ORDER).slice(0, _ALL if limit is None else limit)]
             if (
                 later is not None
@@ -95,6 +100,22 @@ def unfinished(
             ):
                 break
         return found[0]
+
+
+class _Fitting:
+    """The batches of rows that a filter wants; `failure` is what the filter raised."""
+
+    def __init__(self, rows: Iterable[pa.RecordBatch], wanted: Filter) -> None:
+        self._rows, self._wanted = rows, wanted
+        self.failure: ArgumentError | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in self._rows:
+                yield from self._wanted.keep(pa.Table.from_batches([batch])).to_batches()
+        except ArgumentError as error:
+            self.failure = error
+            raise
 
 
 def is_known(conf: Config, topic: str, group: str) -> bool:

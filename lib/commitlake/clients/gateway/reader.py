@@ -140,6 +140,7 @@ class Reader:
             message.retry(after_s, most, remark)
         elif self.attempt(message) < most:
             self._lines.pause(line, after_s)
+            self._loop.call_later(after_s, self.resume)
         else:
             message.retry(max_attempts=1, remark=remark)
             self.passed(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from enum import Enum, auto
@@ -9,6 +10,8 @@ from functools import lru_cache
 
 from commitlake.clients.daemon_pool import DaemonPool
 from commitlake.kafka.throttled import Throttle
+
+log = logging.getLogger(__name__)
 
 READERS = 8
 """Threads at most; and as many for readers that failed, which may hang on a Kafka that does not answer."""
@@ -55,7 +58,12 @@ class CheckTurns:
             raise
 
     def _take(self, turn: Turn, last: Turned) -> None:
-        turned = turn(POLL_MS * READERS // max(READERS, len(self._readers)))
+        try:
+            turned = turn(POLL_MS * READERS // max(READERS, len(self._readers)))
+        except BaseException:
+            self._readers.discard(turn)
+            log.exception("the reader of a producer group has ended: its checks are not answered here any more")
+            raise
         if turned is Turned.ENDS:
             self._readers.discard(turn)
             return

@@ -56,13 +56,21 @@ def command(work: Callable[..., int | None], *, in_driver: bool = False) -> Call
     It exits with the code that `work` returns; None is 0. With `in_driver` it has the options of a launch, too.
     """
 
-    def run(conf: Conf = None, sets: Sets = None, master: Master = LOCAL, dry_run: DryRun = False, **own: Any) -> None:
-        raise typer.Exit(work(load(conf, sets or ()), **own) or 0)
+    def run(conf: Conf = None, sets: Sets = None, **given: Any) -> None:
+        raise typer.Exit(work(load(conf, sets or ()), **{each.name: given[each.name] for each in own}) or 0)
 
-    (_, *own), (*shared, _) = (inspect.signature(each, eval_str=True).parameters.values() for each in (work, run))
-    run.__signature__ = inspect.Signature([*own, *(shared if in_driver else shared[:2])])  # type: ignore[attr-defined]
+    (_, *own), (*shared, _), launch = map(_parameters, (work, run, _launch))
+    run.__signature__ = inspect.Signature([*own, *shared, *(launch if in_driver else ())])  # type: ignore[attr-defined]
     run.__name__, run.__doc__ = work.__name__, work.__doc__
     return run
+
+
+def _launch(master: Master = LOCAL, dry_run: DryRun = False) -> None:
+    """The options of a launch, which `app.in_driver` takes from the context."""
+
+
+def _parameters(work: Callable[..., object]) -> list[inspect.Parameter]:
+    return [*inspect.signature(work, eval_str=True).parameters.values()]
 
 
 of_driver = partial(command, in_driver=True)
