@@ -386,9 +386,10 @@ def test_a_question_holds_no_more_than_it_shows_and_knows_dead_letters(tmp_path:
 
 
 def test_a_condition_that_some_row_does_not_fit_is_told_as_such(tmp_path: Path) -> None:
-    write(tmp_path / "w", "orders", [message(1, batch=0)])
-    with pytest.raises(ArgumentError, match="where: 'KEYS > 5' can't be used"):
-        asked(tmp_path / "w", where="KEYS > 5")
+    rows = table([message(1, batch=0)]).append_column("value", pa.array([{"amount": 7}]))
+    write_deltalake(tmp_path / "topics" / "orders", rows, partition_by=["queue_id"])
+    with pytest.raises(ArgumentError, match=r"where: \"value.amount > 'abc'\" can't be used: Conversion Error"):
+        asked(tmp_path, where="value.amount > 'abc'")
 
 
 def test_each_that_waits_for_a_commit_is_told_its_failure(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -75,7 +75,7 @@ class Beats:
         else:
             self._files.create_dir(_BEATS, recursive=False)  # a new parent would hide that a store is not mounted
             stream = self._files.open_output_stream(f"{_BEATS}/{name}")
-        with stream:  # a new size each time: object stores give times in whole seconds
+        with closing(stream):  # a new size each time: object stores give times in whole seconds
             stream.write(b"." * (self._count % 8 + 1))
 
     def seen(self) -> dict[str, Beat]:
