@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from weakref import ref
 
 from commitlake.clients.consumer import subscription
 from commitlake.clients.consumer.consume import Consumer
@@ -140,7 +141,7 @@ class Reader:
             message.retry(after_s, most, remark)
         elif self.attempt(message) < most:
             self._lines.pause(line, after_s)
-            self._loop.call_later(after_s, self.resume)
+            self._loop.call_later(after_s, _resume, ref(self))  # a timer of hours must keep no reader
         else:
             message.retry(max_attempts=1, remark=remark)
             self.passed(message)
@@ -231,3 +232,8 @@ class Reader:
         self.is_over = True
         for _ in range(self._asking):
             self._messages.put_nowait(None)
+
+
+def _resume(reader: ref[Reader]) -> None:
+    if (found := reader()) is not None:
+        found.resume()
