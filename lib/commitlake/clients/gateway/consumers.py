@@ -237,7 +237,6 @@ class Consumers:
     def _end_idle(self) -> None:  # apart, so that the task refers to no reader while it sleeps
         for what, reader in list(self._readers.items()):
             reader.release()
-            reader.resume()
             if reader.is_over or reader.is_idle(IDLE_S):
                 self._end(what)
 

@@ -154,6 +154,7 @@ class Reader:
     def release(self) -> None:
         """Give back the messages that no client has and whose queue goes to another instance."""
         self._lines.release()
+        self.resume()  # what follows a first one that was given back
         returned, self._returned = self._returned, deque()
         for each in returned:
             if each.release():

@@ -28,7 +28,7 @@ class Turned(Enum):
 
 
 Turn = Callable[[int], Turned]
-"""One read of a reader; the argument is the longest wait in ms. A turn raises nothing."""
+"""One read of a reader; the argument is the longest wait in ms. One that raises ends its reader."""
 
 
 class CheckTurns:
